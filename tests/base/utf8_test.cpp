@@ -80,6 +80,10 @@ TEST(Printable, KeepsTextLineBreaksAndTabs) {
   EXPECT_EQ(printable(text), text);
 }
 
+TEST(Printable, InALineThereAreNoLineBreaks) {
+  EXPECT_EQ(printable_line("a\nb\tc\x1b[0m\u00e9"), "a?b?c?[0m\u00e9");
+}
+
 TEST(Printable, LeavesNothingThatATerminalWouldObey) {
   EXPECT_EQ(printable("a\x1b[2Jb\x07\r\x7f\x00z"s),
             "a?[2Jb???"

@@ -2,6 +2,7 @@
 #include "trireme/checkpoint/model_folder.h"
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <bit>
 #include <cmath>
@@ -216,6 +217,53 @@ TEST(NewFolder, IsThereWholeOrNotAtAll) {
   EXPECT_EQ(Folder(scratch.path("")).names(), std::vector<std::string>{"out"});
   fs::create_directory(path + "/precious");
   EXPECT_THROW(NewFolder(path, true), EnvironmentError);
+}
+
+/// A writer that was killed holds no lock, whatever its number was.
+TEST(NewFolder, RemovesWhatKilledWritersOfItsNameLeft) {
+  const Scratch scratch;
+  scratch.write(fmt::format(".out.{}-0.trireme-tmp/model.safetensors", ::getpid()), "half");
+  scratch.write(".out.2-0.trireme-tmp/inside/deeper", "half");
+  scratch.write(".other.2-0.trireme-tmp/model.safetensors", "of another name");
+  {
+    const NewFolder first(scratch.path("out"), false);
+    NewFolder second(scratch.path("out"), false);
+    EXPECT_NE(first.folder().path(), second.folder().path());
+    EXPECT_TRUE(fs::exists(first.folder().path())) << "its writer is alive";
+    second.commit();
+  }
+  EXPECT_EQ(Folder(scratch.path("")).names(), (std::vector<std::string>{".other.2-0.trireme-tmp", "out"}));
+}
+
+TEST(NewFolder, TakesTheLongestNameThatTheDiskDoes) {
+  const Scratch scratch;
+  const std::string name(255, 'n');
+  NewFolder out(scratch.path(name), false);
+  out.commit();
+  EXPECT_EQ(Folder(scratch.path("")).names(), std::vector<std::string>{name});
+}
+
+TEST(ModelConfig, IsNotCalledADamagedCheckpoint) {
+  const Fixture fixture;
+  for (const char* text : {R"({"rms_norm_eps": NaN})", R"({"a": 1,})", "[]"}) {
+    fixture.scratch.write("model/config.json", text);
+    const std::string message = message_of<DataError>([&] { read_model_config(fixture.path); });
+    EXPECT_TRUE(says(message, "config.json")) << message;
+    EXPECT_TRUE(says(message, "correct it, or fetch it again from its source")) << message;
+    EXPECT_FALSE(says(message, "checkpoint, ") || says(message, "another checkpoint")) << message;
+  }
+}
+
+TEST(Fit, SaysWhichDtypesNoModelReads) {
+  plan::ModelConfig model{.n_layers = 1, .d_model = 8, .n_heads = 2, .vocab_size = 16};
+  const plan::ModelFacts facts = plan::describe(model, 4);
+  std::map<std::string, SourceTensor> tensors;
+  for (const plan::UnitSpec& unit : facts.units) {
+    for (const plan::ParamSpec& param : unit.params) tensors[param.name] = {"F32", param.shape};
+  }
+  tensors["transformer.wte.weight"].dtype = "F64";
+  const std::string message = message_of<DataError>([&] { check_fit(Numbers(tensors), facts); });
+  EXPECT_TRUE(says(message, "transformer.wte.weight is F64; save them as F32, BF16 or F16")) << message;
 }
 
 TEST(Fit, NamesWhatIsMissingMisshapenAndTooMuch) {

@@ -36,9 +36,11 @@ TEST(SafetensorsHeader, ReadsWhatTheReferenceWrites) {
 
 TEST(SafetensorsHeader, AcceptsNoTensorsAndEveryDtype) {
   EXPECT_TRUE(parse("{}", 0).tensors.empty());
-  const std::pair<const char*, int64_t> sizes[] = {{"F64", 8}, {"F32", 4}, {"F16", 2}, {"BF16", 2},
-                                                   {"I64", 8}, {"I32", 4}, {"I16", 2}, {"I8", 1},
-                                                   {"U8", 1},  {"BOOL", 1}};
+  const std::pair<const char*, int64_t> sizes[] = {
+      {"F64", 8},     {"F32", 4},     {"F16", 2},         {"BF16", 2},       {"I64", 8},
+      {"I32", 4},     {"I16", 2},     {"I8", 1},          {"U64", 8},        {"U32", 4},
+      {"U16", 2},     {"U8", 1},      {"BOOL", 1},        {"C64", 8},        {"F8_E4M3", 1},
+      {"F8_E5M2", 1}, {"F8_E8M0", 1}, {"F8_E4M3FNUZ", 1}, {"F8_E5M2FNUZ", 1}};
   for (const auto& [dtype, size] : sizes) {
     EXPECT_EQ(safetensors_itemsize(dtype), size);
     const std::string json =
@@ -46,6 +48,34 @@ TEST(SafetensorsHeader, AcceptsNoTensorsAndEveryDtype) {
     EXPECT_NO_THROW(parse(json, 3 * size)) << dtype;
     EXPECT_THROW(parse(json, 3 * size + 1), DataError) << dtype;
   }
+}
+
+/// As the reference implementation does.
+TEST(SafetensorsHeader, PassesOverWhatTheFormatDoesNotKnow) {
+  const SafetensorsHeader header = parse(
+      " \n\t"
+      R"({"__metadata__":null,"a":{"more":{"x":[1,null,{"y":-1.5}],"dtype":"F32"},"dtype":"U8",)"
+      R"("note":"n","shape":[2],"also":[[],true],"data_offsets":[0,2],"note":2},)"
+      R"("b":{"dtype":"U8","shape":[1],"data_offsets":[2,3]}})",
+      3);
+  EXPECT_TRUE(header.metadata.empty());
+  ASSERT_EQ(header.tensors.size(), 2u);
+  EXPECT_EQ(header.tensors.at("a").dtype, "U8");
+  EXPECT_EQ(header.tensors.at("a").shape, std::vector<int64_t>{2});
+  EXPECT_EQ(header.tensors.at("b").begin, 2);
+}
+
+/// Two numbers of F4 make a byte, four of F6 three.
+TEST(SafetensorsHeader, TakesDtypesThatAreNotMadeUpOfBytes) {
+  const std::string json = R"({"f4":{"dtype":"F4","shape":[3,4],"data_offsets":[0,6]},)"
+                           R"("f6":{"dtype":"F6_E2M3","shape":[2,4],"data_offsets":[6,12]}})";
+  const SafetensorsHeader header = parse(json, 12);
+  EXPECT_EQ(header.tensors.at("f4").shape, (std::vector<int64_t>{3, 2})) << "pairs, as torch has them";
+  EXPECT_EQ(safetensors_itemsize("F4"), 1);
+  EXPECT_EQ(header.tensors.at("f6").shape, (std::vector<int64_t>{2, 4}));
+  EXPECT_EQ(safetensors_itemsize("F6_E2M3"), 0);
+  EXPECT_EQ(safetensors_bits("F6_E3M2"), 6);
+  EXPECT_EQ(format_safetensors_header(header), json);
 }
 
 /// A header of one tensor 't' with the given fields.
@@ -64,7 +94,8 @@ TEST(SafetensorsHeader, RefusesHostileHeadersAndSaysWhy) {
   } cases[] = {
       {"", "does not start"},
       {"[]", "does not start"},
-      {" " + valid, "does not start"},
+      {" ", "does not start"},
+      {"x" + valid, "does not start"},
       {"{", "parse error"},
       {valid + "x", "parse error"},
       {valid + valid, "parse error"},
@@ -85,7 +116,15 @@ TEST(SafetensorsHeader, RefusesHostileHeadersAndSaysWhy) {
       {one(R"("dtype":"F32","shape":[2])"), "needs dtype"},
       {one(R"("dtype":"F32","data_offsets":[0,8])"), "needs dtype"},
       {one(R"("shape":[2],"data_offsets":[0,8])"), "needs dtype"},
-      {one(R"("dtype":"F32","shape":[2],"data_offsets":[0,8],"extra":1)"), "unknown field 'extra'"},
+      {one(R"("extra":1)"), "needs dtype"},
+      {one(R"("dtype":"F32","shape":[2],"data_offsets":[0,8],"extra":)" + deep), "nested deeper"},
+      {one(R"("dtype":"F4","shape":[16,1],"data_offsets":[0,8])"), "not even"},
+      {one(R"("dtype":"F4","shape":[],"data_offsets":[0,8])"), "not even"},
+      {one(R"("dtype":"F6_E2M3","shape":[11],"data_offsets":[0,8])"), "ends within a byte"},
+      {one(R"("dtype":"C128","shape":[1],"data_offsets":[0,8])"), "'C128'"},
+      {one(R"("dtype":null,"shape":[2],"data_offsets":[0,8])"), "null"},
+      {R"({"__metadata__":{"a":null}})", "null"},
+      {R"({"__metadata__":null,"__metadata__":{}})", "'__metadata__' is listed twice"},
       {one(R"("dtype":"F32","dtype":"F32","shape":[2],"data_offsets":[0,8])"), "'dtype' twice"},
       {one(R"("dtype":"F31","shape":[2],"data_offsets":[0,8])"), "'F31'"},
       {one(R"("dtype":"f32","shape":[2],"data_offsets":[0,8])"), "'f32'"},

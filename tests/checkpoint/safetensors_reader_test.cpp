@@ -42,6 +42,54 @@ TEST(SafetensorsReader, ReadsAFileBuiltByHand) {
   EXPECT_TRUE(at::equal(reader.read("flags"), at::tensor({1, 0}).to(at::kBool)));
 }
 
+/// Every dtype of torch that the format has, by its bytes.
+TEST(SafetensorsReader, ReadsBackEveryDtypeThatTheWriterTakes) {
+  const Scratch scratch;
+  const std::pair<at::ScalarType, const char*> dtypes[] = {
+      {at::kComplexFloat, "C64"},
+      {at::ScalarType::UInt16, "U16"},
+      {at::ScalarType::UInt32, "U32"},
+      {at::ScalarType::UInt64, "U64"},
+      {at::ScalarType::Float8_e4m3fn, "F8_E4M3"},
+      {at::ScalarType::Float8_e5m2, "F8_E5M2"},
+      {at::ScalarType::Float8_e8m0fnu, "F8_E8M0"},
+      {at::ScalarType::Float8_e4m3fnuz, "F8_E4M3FNUZ"},
+      {at::ScalarType::Float8_e5m2fnuz, "F8_E5M2FNUZ"},
+      {at::ScalarType::Float4_e2m1fn_x2, "F4"},
+  };
+  for (const auto& [dtype, name] : dtypes) {
+    EXPECT_EQ(safetensors_dtype(dtype, "t"), name);
+    const at::Tensor bytes = at::arange(48, at::kByte);
+    const at::Tensor values = bytes.view(dtype).view({3, -1});
+    const std::string path = scratch.path(std::string(name) + ".safetensors");
+    SafetensorsWriter writer(path, {{"t", {dtype, values.sizes().vec()}}}, {});
+    writer.write("t", values);
+    writer.commit();
+    const SafetensorsReader reader(path);
+    EXPECT_EQ(reader.tensors().at("t").dtype, dtype);
+    const at::Tensor back = reader.read("t");
+    EXPECT_EQ(back.scalar_type(), dtype) << name;
+    EXPECT_EQ(back.sizes(), values.sizes()) << name;
+    EXPECT_TRUE(at::equal(back.view(at::kByte).flatten(), bytes)) << name;
+  }
+  const std::string message =
+      testing::message_of<LogicError>([] { safetensors_dtype(at::kComplexDouble, "freqs"); });
+  EXPECT_NE(message.find("'freqs' has dtype ComplexDouble"), std::string::npos) << message;
+}
+
+TEST(SafetensorsReader, ListsADtypeThatTorchLacksAndSaysSoWhenItIsRead) {
+  const Scratch scratch;
+  const std::string path =
+      scratch.write("m.safetensors", file_of(R"({"a":{"dtype":"F6_E3M2","shape":[4],"data_offsets":[0,3]},)"
+                                             R"("b":{"dtype":"U8","shape":[1],"data_offsets":[3,4]}})",
+                                             "abcd"));
+  const SafetensorsReader reader(path);
+  EXPECT_EQ(reader.tensors().at("a").dtype, at::ScalarType::Undefined);
+  EXPECT_EQ(reader.read("b").item<uint8_t>(), 'd');
+  const std::string message = testing::message_of<DataError>([&] { reader.read("a"); });
+  EXPECT_NE(message.find("'a' is of F6_E3M2, whose numbers of 6 bits"), std::string::npos) << message;
+}
+
 TEST(SafetensorsReader, GivesCopiesThatOutliveItAndTheFile) {
   const Scratch scratch;
   const std::string path = scratch.write("m.safetensors", file_of(kJson, kData));

@@ -2,11 +2,15 @@
 
 #include <gtest/gtest.h>
 
+#include <fstream>
 #include <nlohmann/json.hpp>
 #include <thread>
 
 #include "tests/checkpoint/saved.h"
 #include "trireme/base/error.h"
+#include "trireme/base/hash.h"
+#include "trireme/checkpoint/model_folder.h"
+#include "trireme/checkpoint/source.h"
 #include "trireme/checkpoint/strict_json.h"
 
 namespace trireme::checkpoint::testing {
@@ -223,6 +227,154 @@ TEST(Store, KeepsEverythingWhileTooFewCanBeRead) {
     std::filesystem::resize_file(scratch.path(fmt::format("checkpoints/{}/index.json", name)), 10);
   EXPECT_EQ(store.prune(2), Names{});
   EXPECT_EQ(newest_checkpoint(store.folder()).checkpoint->commit().step, 1);
+}
+
+/// Changes the last byte of a file of a checkpoint.
+void flip(const Store& store, const std::string& name, const std::string& file) {
+  const std::string path = store.folder().path_of(name) + "/" + file;
+  std::string content = trireme::testing::slurp(path);
+  content.back() ^= 1;
+  std::ofstream(path, std::ios::binary) << content;
+}
+
+Names names_in(const Folder& folder) {
+  Names names;
+  for (const Listed& listed : list_checkpoints(folder)) names.push_back(listed.name);
+  return names;
+}
+
+/// Sizes prove nothing: an intact one must not go in favour of one with a flipped bit.
+TEST(Store, WhatIsKeptHasBeenReadBackBeforeAnythingIsRemoved) {
+  const Scratch scratch;
+  {
+    Store store(scratch.path("checkpoints"));
+    for (int64_t step = 1; step <= 4; ++step) save(store, kFour, step);
+    flip(store, "step-00000003", "shard-00001.safetensors");
+    flip(store, "step-00000004", "state.json");
+  }
+  EXPECT_EQ(prune_checkpoints(scratch.path("checkpoints"), 2), Names{});
+  Store store(scratch.path("checkpoints"));
+  EXPECT_EQ(store.prune(2), Names{});
+  save(store, kFour, 5);
+  EXPECT_EQ(store.prune(2), Names{"step-00000001"});
+  EXPECT_EQ(names_in(store.folder()),
+            (Names{"step-00000002", "step-00000003", "step-00000004", "step-00000005"}));
+}
+
+TEST(Store, ReadsEachOnceAndOnlyWhereSomethingCanGo) {
+  const Scratch scratch;
+  Store store(scratch.path("checkpoints"));
+  for (int64_t step = 1; step <= 2; ++step) save(store, kFour, step);
+  flip(store, "step-00000001", "shard-00000.safetensors");
+  EXPECT_EQ(store.prune(2), Names{}) << "which has read none of the two";
+  flip(store, "step-00000001", "shard-00000.safetensors");  // as it was
+  save(store, kFour, 3);
+  EXPECT_EQ(store.prune(2), Names{"step-00000001"});
+  flip(store, "step-00000003", "shard-00000.safetensors");
+  save(store, kFour, 4);
+  EXPECT_EQ(store.prune(2), Names{"step-00000002"}) << "this store has read step 3 when it was intact";
+}
+
+TEST(Store, RemovesNothingWhenReadingBackIsCancelled) {
+  const Scratch scratch;
+  Store store(scratch.path("checkpoints"));
+  for (int64_t step = 1; step <= 2; ++step) save(store, kFour, step);
+  EXPECT_EQ(store.prune(1, [] { return true; }), Names{});
+  EXPECT_EQ(store.prune(1, [] { return false; }), Names{"step-00000001"});
+}
+
+/// A later run must not take a number again, though the note of the last one is gone.
+TEST(Store, CountsGenerationsFromTheCheckpointsWhereTheNoteIsGone) {
+  const Scratch scratch;
+  for (int64_t step = 1; step <= 3; ++step) {
+    Store store(scratch.path("checkpoints"));
+    save(store, kFour, step);
+  }
+  scratch.write("checkpoints/step-00000002/COMMIT.json", "damaged");
+  for (const char* note : {"", "not a number"}) {
+    std::filesystem::remove(scratch.path("checkpoints/GENERATION"));
+    if (*note != '\0') scratch.write("checkpoints/GENERATION", note);
+    EXPECT_EQ(Store(scratch.path("checkpoints")).generation(), 4);
+  }
+}
+
+/// The digests hold, so that nothing but the proof of coverage finds it.
+TEST(Store, AnIndexThatLeavesElementsOutIsRefusedThoughItWasCommitted) {
+  const Scratch scratch;
+  Store store(scratch.path("checkpoints"));
+  const std::string name = save(store, kFour, 1);
+  const Folder folder(store.folder().path_of(name));
+  Index index = Checkpoint(folder.path()).index();
+  const Commit commit = Checkpoint(folder.path()).commit();
+  ++index.tensors.at("embedding").shape.front();
+  const std::string text = format_index(index);
+  ASSERT_NO_THROW(parse_index(text, "index.json"));
+  folder.write_file("index.json", text);
+  folder.write_file("COMMIT.json", format_commit({.step = commit.step,
+                                                  .generation = commit.generation,
+                                                  .index_bytes = static_cast<int64_t>(text.size()),
+                                                  .index_digest = xxh3(text)}));
+  const std::string message = message_of<DataError>([&] { Checkpoint{folder.path()}; });
+  EXPECT_NE(message.find("tensor 'embedding'"), std::string::npos) << message;
+  EXPECT_NE(message.find("are missing"), std::string::npos) << message;
+  EXPECT_EQ(newest_checkpoint(store.folder()).checkpoint, nullptr);
+}
+
+TEST(Store, WhatIsRemovedWhileItIsReadIsNotDamaged) {
+  const Scratch scratch;
+  Store store(scratch.path("checkpoints"));
+  save(store, kFour, 1);
+  const std::string path = store.folder().path_of("step-00000001");
+  const Checkpoint open(path);
+  save(store, kFour, 2);
+  ASSERT_EQ(store.prune(1), Names{"step-00000001"});
+  EXPECT_THROW(open.check_files(), Removed);
+  EXPECT_THROW(open.state(), Removed);
+  EXPECT_THROW(open.verify(), Removed);
+  EXPECT_THROW(read_error(open, kFour, 0), Removed);
+  EXPECT_THROW(Checkpoint{path}, Removed);
+  EXPECT_EQ(Removed(path).exit_code(), ExitCode::kEnvironment);
+  EXPECT_THROW(open_source(path), EnvironmentError);
+}
+
+TEST(Store, BesideARunThatPrunesNothingIsDamaged) {
+  const Scratch scratch;
+  Store store(scratch.path("checkpoints"));
+  save(store, kFour, 1);
+  const std::jthread run([&](const std::stop_token& stop) {
+    for (int64_t step = 2; !stop.stop_requested(); ++step) {
+      save(store, kFour, step);
+      store.prune(1);
+    }
+  });
+  const Folder folder(scratch.path("checkpoints"));
+  for (int round = 0; round < 200; ++round) {
+    for (const Listed& listed : list_checkpoints(folder))
+      EXPECT_TRUE(listed.commit || listed.unfinished) << listed.problem;
+    const Newest newest = newest_checkpoint(folder);
+    EXPECT_EQ(newest.damaged, 0) << newest.passed_over.front();
+    ASSERT_NE(newest.checkpoint, nullptr);
+    try {
+      EXPECT_EQ(newest.checkpoint->verify(), Names{});
+    } catch (const Removed&) {
+    }
+  }
+}
+
+/// Digests are what a checkpoint has over a folder of files.
+TEST(Store, ACheckpointWithoutItsIndexIsNoFolderOfFiles) {
+  const Scratch scratch;
+  Store store(scratch.path("checkpoints"));
+  const std::string name = save(store, {.replicas = 1, .shards = 1, .stages = 1, .tensor = 1}, 1);
+  const std::string path = store.folder().path_of(name);
+  std::filesystem::remove(path + "/index.json");
+  EXPECT_TRUE(is_checkpoint(path));
+  EXPECT_FALSE(is_model_folder(path));
+  std::string message = message_of<DataError>([&] { open_source(path); });
+  EXPECT_NE(message.find("index.json"), std::string::npos) << message;
+  std::filesystem::remove(path + "/COMMIT.json");
+  message = message_of<DataError>([&] { open_source(path); });
+  EXPECT_NE(message.find("index.json and COMMIT.json are gone"), std::string::npos) << message;
 }
 
 struct Begun {

@@ -55,7 +55,56 @@ TEST(Ckpt, ListsWhatIsThereAndWhatIsWrongWithIt) {
   const Outcome table = fixture.front.run({"ckpt", "list", fixture.folder});
   EXPECT_EQ(table.code, 0);
   EXPECT_TRUE(contains(table.out, "step-00000020")) << table.out;
-  EXPECT_TRUE(contains(table.out, "complete")) << table.out;
+  EXPECT_TRUE(contains(table.out, "complete, not read")) << table.out;
+}
+
+/// What `ckpt verify` says, where it has read; otherwise that it has not.
+TEST(Ckpt, ListSaysWhatVerifySaysOrThatItHasNotRead) {
+  const TwoCheckpoints fixture;
+  fixture.damage(fixture.step(20) + "/shard-00001.safetensors");
+  const auto rows = [&](const Words& more) {
+    return fixture.front.run(Words{"ckpt", "list", fixture.folder, "--json"} + more).json()["checkpoints"];
+  };
+  EXPECT_EQ(rows({})[1]["state"], "complete");
+  EXPECT_EQ(rows({})[1]["read"], false);
+  const auto read = rows({"--verify"});
+  EXPECT_EQ(read[0]["state"], "complete");
+  EXPECT_EQ(read[0]["read"], true);
+  EXPECT_EQ(read[1]["state"], "damaged");
+  EXPECT_TRUE(contains(read[1]["problem"].get<std::string>(), "(tensor '")) << read[1];
+}
+
+/// Though its files could be read as those of others.
+TEST(Ckpt, ACheckpointWhoseIndexIsGoneIsDamagedForEveryVerb) {
+  const TwoCheckpoints fixture;
+  ASSERT_EQ(fixture.front.run({"ckpt", "convert", fixture.step(10), fixture.front.file("one")}).code, 0);
+  const std::string one = fixture.front.file("one/step-00000010");
+  fs::remove(one + "/index.json");
+  for (const Words& words :
+       {Words{"inspect", one}, Words{"verify", one}, Words{"diff", one, fixture.step(20)},
+        Words{"convert", one, "out"}, Words{"export-hf", one, "out"}}) {
+    const Outcome outcome = fixture.front.run(Words{"ckpt"} + words);
+    EXPECT_EQ(outcome.code, 7) << words[0] << outcome.out << outcome.err;
+    EXPECT_TRUE(contains(outcome.out + outcome.err, "index.json")) << words[0] << outcome.err;
+  }
+}
+
+TEST(Ckpt, NamesOfTensorsCannotControlATerminal) {
+  const FrontProcess front;
+  const std::string json = R"({"a\u001b[2Jb\nc":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})";
+  const auto file = [&](const char* name, char value) {
+    std::string bytes(8, '\0');
+    bytes[0] = static_cast<char>(json.size());
+    write_file_atomic(front.file(name), bytes + json + value);
+  };
+  file("m.safetensors", 'x');
+  file("n.safetensors", 'y');
+  const Outcome outcome = front.run({"ckpt", "inspect", "m.safetensors"});
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_TRUE(contains(outcome.out, "a?[2Jb?c")) << outcome.out;
+  const Outcome differ = front.run({"ckpt", "diff", "m.safetensors", "n.safetensors"});
+  EXPECT_TRUE(contains(differ.out, "a?[2Jb?c")) << differ.out;
+  EXPECT_EQ(front.run({"ckpt", "inspect", "m.safetensors", "--json"}).json()["tensors"].size(), 1u);
 }
 
 TEST(Ckpt, InspectsTheNewestOfARunThatIsWhole) {
@@ -205,6 +254,16 @@ TEST(Ckpt, PruneKeepsTheNewestAndRefusesWhileARunWrites) {
   const Outcome pruned = fixture.front.run({"ckpt", "prune", fixture.folder, "--keep", "1", "--json"});
   EXPECT_EQ(pruned.json()["removed"], std::vector<std::string>{"step-00000010"});
   EXPECT_TRUE(fs::exists(fixture.step(20)));
+}
+
+TEST(Ckpt, PruneRemovesNothingIntactInFavourOfWhatIsDamaged) {
+  const TwoCheckpoints fixture;
+  fixture.damage(fixture.step(20) + "/shard-00001.safetensors");
+  const Outcome outcome = fixture.front.run({"ckpt", "prune", fixture.folder, "--keep", "1"});
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_TRUE(contains(outcome.err, "step-00000020 does not count as kept")) << outcome.err;
+  EXPECT_TRUE(fs::exists(fixture.step(10)));
+  EXPECT_EQ(fixture.front.run({"ckpt", "verify", fixture.step(10)}).code, 0);
 }
 
 /// What makes a run one to go on with, or one without final weights, is a checkpoint.

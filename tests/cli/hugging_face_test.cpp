@@ -244,6 +244,22 @@ TEST(HuggingFaceVerbs, WhatCannotBeImportedLeavesNoRun) {
   EXPECT_EQ(fixture.front.run({"ckpt", "import-hf", fixture.front.file("nowhere")}).code, 3);
 }
 
+/// Nor what one that was killed has left: an import that comes to no end is no run, and not the latest.
+TEST(HuggingFaceVerbs, AnImportThatFailsOnItsWayLeavesNoRun) {
+  const ForeignFolder fixture;
+  fs::create_directories(fixture.front.file("runs/.tiny-llama.2-0.trireme-tmp/tiny-llama-x/checkpoints"));
+  fs::create_directory(fixture.folder + "/vocab.json");
+  const Outcome failed = fixture.front.run({"ckpt", "import-hf", fixture.folder});
+  EXPECT_EQ(failed.code, 7) << failed.err;
+  EXPECT_EQ(fixture.runs(), 0u);
+  fs::remove(fixture.folder + "/vocab.json");
+  const std::string run = fixture.imported();
+  EXPECT_EQ(fixture.runs(), 2u) << "the run and 'latest'";
+  EXPECT_TRUE(fs::equivalent(run, fixture.front.file("runs/latest")));
+  EXPECT_TRUE(contains(text_of(run + "/config.yaml"),
+                       fs::canonical(run + "/checkpoints/final/model.safetensors").string()));
+}
+
 TEST(HuggingFaceVerbs, TensorsTooManyAreLeftOutOnlyWhenAsked) {
   const ForeignFolder fixture;
   auto config = nlohmann::json::parse(text_of(fixture.folder + "/config.json"));

@@ -70,7 +70,7 @@ TEST_F(Worker, ARunThatWentBackAndDiedIsNotFoundInTheBranchThatItLeft) {
             6);
   const Outcome list = front_.run({"ckpt", "list", "latest"});
   EXPECT_TRUE(contains(list.out, "step-00000008.undone")) << list.out;
-  EXPECT_TRUE(contains(list.out, "complete, set aside")) << list.out;
+  EXPECT_TRUE(contains(list.out, "complete, not read, set aside")) << list.out;
   EXPECT_EQ(front_.run({"ckpt", "verify", "latest"}).code, 0);
   const Outcome again = front_.run(words + Words{"--resume", "--checkpoint.every=2", "--optim.lr=1e-3"});
   EXPECT_EQ(again.code, 0) << again.err;

@@ -83,6 +83,20 @@ TEST(HuggingFaceConfig, BothWaysOfWritingFrequenciesAreRead) {
   EXPECT_EQ(from_hugging_face(old, "config.json").rope_factor, 8.0);
 }
 
+/// Where both are there, transformers takes all of "rope_scaling" unless it is empty, and the base from
+/// beside it.
+TEST(HuggingFaceConfig, FrequenciesThatDisagreeAreThoseOfRopeScaling) {
+  Json config = llama();
+  config["rope_parameters"] = {{"rope_type", "default"}, {"rope_theta", 1e4}};
+  ModelConfig model = from_hugging_face(config, "config.json");
+  EXPECT_EQ(model.rope_scaling, RopeScaling::kLlama3);
+  EXPECT_EQ(model.rope_theta, 500000.0);
+  config["rope_scaling"] = Json::object();
+  model = from_hugging_face(config, "config.json");
+  EXPECT_EQ(model.rope_scaling, RopeScaling::kNone);
+  EXPECT_EQ(model.rope_theta, 1e4);
+}
+
 TEST(HuggingFaceConfig, WhatIsWrittenIsReadBack) {
   for (const Json& config : {llama(), gpt2()}) {
     const ModelConfig model = from_hugging_face(config, "config.json");

@@ -38,6 +38,21 @@ TEST_F(Resume, KeepsAsManyAsItIsTold) {
   EXPECT_EQ(there(), 1);
 }
 
+/// A run that goes on from the last intact checkpoint does not remove it in favour of a damaged one.
+TEST_F(Resume, KeepsWhatWasReadBack) {
+  config_.train.steps = 8;
+  config_.checkpoint.async = false;
+  ASSERT_EQ(run(2, false).summary.checkpoints, 2);
+  const std::string shard = checkpoints() + "/step-00000008/shard-00000.safetensors";
+  std::string bytes = read_file(shard);
+  bytes.back() ^= 1;
+  write_file_atomic(shard, bytes);
+  config_.checkpoint.keep = 2;
+  EXPECT_EQ(run(2, true).summary.checkpoints, 1);
+  EXPECT_TRUE(std::filesystem::exists(checkpoints() + "/step-00000008.2"));
+  EXPECT_TRUE(checkpoint::Checkpoint(checkpoints() + "/step-00000004").verify().empty());
+}
+
 /// The folder is gone: a warning each, and the same weights.
 TEST_F(Resume, TrainingGoesOnWhereNothingCanBeWritten) {
   config_.checkpoint.async = false;

@@ -9,6 +9,7 @@
 #include <cstdio>
 #include <filesystem>
 #include <utility>
+#include <vector>
 
 #include "trireme/base/error.h"
 
@@ -142,10 +143,32 @@ void write_file_atomic(const std::string& path, std::string_view content) {
   }
 }
 
+namespace {
+
+/// A folder that may be written to but not read cannot be synced, and is used all the same.
+void sync_parent(const std::filesystem::path& path) {
+  const std::string parent = path.has_parent_path() ? path.parent_path().string() : ".";
+  if (::access(parent.c_str(), R_OK) == 0) sync_folder(parent);
+}
+
+}  // namespace
+
 void make_directories(const std::string& path) {
+  namespace fs = std::filesystem;
   std::error_code error;
-  std::filesystem::create_directories(path, error);
+  std::vector<fs::path> missing;
+  for (fs::path folder = path; !folder.empty() && !fs::exists(folder, error); folder = folder.parent_path())
+    missing.push_back(folder);
+  fs::create_directories(path, error);
   if (error) fail("create folder", path, error.value());
+  for (const fs::path& folder : missing) sync_parent(folder);
+}
+
+void sync_folder(const std::string& path) {
+  const Descriptor folder(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (!folder) fail("open", path, errno);
+  // Some file systems of networks and of user space do not sync folders.
+  if (::fsync(folder.get()) != 0 && errno != EINVAL) fail("sync", path, errno);
 }
 
 LineFile::LineFile(const std::string& path)

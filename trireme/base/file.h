@@ -44,8 +44,13 @@ bool is_special_file(const std::string& path);
 /// The target of the symbolic link `path`, whether it exists or not; `path` itself when it is no link.
 std::string follow_links(const std::string& path);
 
-/// mkdir -p. Throws EnvironmentError.
+/// mkdir -p. The names of folders that it makes survive a power failure once it returns. Throws
+/// EnvironmentError.
 void make_directories(const std::string& path);
+
+/// Names that were given, taken or changed in the folder `path` are on the disk when this returns. Throws
+/// EnvironmentError.
+void sync_folder(const std::string& path);
 
 /// An append-only text file whose lines reach the kernel whole. Throws EnvironmentError when a write fails.
 class LineFile {

@@ -91,4 +91,11 @@ std::string printable(std::string_view text) {
   return shown;
 }
 
+std::string printable_line(std::string_view text) {
+  std::string shown = printable(text);
+  std::ranges::replace_if(
+      shown, [](char letter) { return letter == '\n' || letter == '\t'; }, '?');
+  return shown;
+}
+
 }  // namespace trireme

@@ -18,4 +18,7 @@ size_t character_begin(std::string_view text, size_t position);
 /// setting.
 std::string printable(std::string_view text);
 
+/// printable() for a text that stands within a line: line breaks and tabs are '?' as well.
+std::string printable_line(std::string_view text);
+
 }  // namespace trireme

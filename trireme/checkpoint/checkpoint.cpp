@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <cstring>
+#include <filesystem>
 #include <map>
 
 #include "trireme/base/error.h"
 #include "trireme/base/hash.h"
+#include "trireme/base/utf8.h"
 #include "trireme/checkpoint/safetensors_file.h"
 #include "trireme/checkpoint/store.h"
 #include "trireme/checkpoint/strict_json.h"
@@ -16,7 +18,25 @@ namespace {
 constexpr int64_t kMaxCommitBytes = 4096;
 
 [[noreturn]] void damaged(const std::string& path, std::string_view what) {
-  throw DataError("[checkpoint.read] {}: {}; the checkpoint is damaged; use another one", path, what);
+  throw DataError("[checkpoint.read] {}: {}; the checkpoint is damaged; use another one", path,
+                  printable_line(what));
+}
+
+/// What `body` returns. Where it finds damage because the folder is being removed, there is none.
+template <typename Body>
+auto unless_removed(const Folder& folder, const Body& body) {
+  try {
+    return body();
+  } catch (const DataError&) {
+    if (folder.is_in_place()) throw;
+    throw Removed(folder.path());
+  }
+}
+
+Folder existing(const std::string& path) {
+  std::error_code error;
+  if (!std::filesystem::exists(path, error) && !error) throw Removed(path);
+  return Folder(path);
 }
 
 Commit read_commit(const Folder& folder) {
@@ -85,10 +105,12 @@ class ChunkReader {
 
 }  // namespace
 
+Checkpoint::Checkpoint(const std::string& path) : Checkpoint(existing(path)) {}
+
 Checkpoint::Checkpoint(Folder folder)
     : folder_(std::move(folder)),
-      commit_(read_commit(folder_)),
-      index_(read_index(folder_, commit_)),
+      commit_(unless_removed(folder_, [this] { return read_commit(folder_); })),
+      index_(unless_removed(folder_, [this] { return read_index(folder_, commit_); })),
       held_(index_.files.size()),
       checked_(index_.files.size(), false) {
   check_coverage(index_, folder_.path_of(kIndexName));
@@ -103,8 +125,10 @@ void Checkpoint::check_size(size_t file, const InputFile& input) const {
 }
 
 void Checkpoint::check_files() const {
-  for (size_t file = 0; file < index_.files.size(); ++file)
-    check_size(file, folder_.open_file(index_.files[file].name));
+  unless_removed(folder_, [this] {
+    for (size_t file = 0; file < index_.files.size(); ++file)
+      check_size(file, folder_.open_file(index_.files[file].name));
+  });
 }
 
 const StoredTensor& Checkpoint::tensor(const std::string& name) const {
@@ -117,11 +141,13 @@ const StoredTensor& Checkpoint::tensor(const std::string& name) const {
 
 std::string Checkpoint::state() const {
   if (index_.state.name.empty()) return "{}";
-  const InputFile file = folder_.open_file(index_.state.name);
-  std::string text = file.text(kMaxJsonBytes);
-  if (static_cast<int64_t>(text.size()) != index_.state.bytes || xxh3(text) != index_.state.header_digest)
-    damaged(file.path(), "its bytes differ from those that were written");
-  return text;
+  return unless_removed(folder_, [this] {
+    const InputFile file = folder_.open_file(index_.state.name);
+    std::string text = file.text(kMaxJsonBytes);
+    if (static_cast<int64_t>(text.size()) != index_.state.bytes || xxh3(text) != index_.state.header_digest)
+      damaged(file.path(), "its bytes differ from those that were written");
+    return text;
+  });
 }
 
 /// What the file says of itself must be what the index says of it.
@@ -180,11 +206,13 @@ void Checkpoint::read(const std::string& name, const Region& region, void* out) 
   const StoredTensor& stored = tensor(name);
   TRIREME_CHECK(misfit(region, stored.shape).empty(), "[checkpoint.read] {}: tensor '{}': {}", path(), name,
                 misfit(region, stored.shape));
-  for (const StoredPiece& piece : stored.pieces)
-    read_piece(name, stored, piece, region, static_cast<char*>(out));
+  unless_removed(folder_, [&] {
+    for (const StoredPiece& piece : stored.pieces)
+      read_piece(name, stored, piece, region, static_cast<char*>(out));
+  });
 }
 
-std::vector<std::string> Checkpoint::verify(const std::function<void(int64_t)>& progress) const {
+std::vector<std::string> Checkpoint::verify(const std::function<bool()>& cancelled) const {
   std::vector<std::string> problems;
   const auto attempt = [&](const std::function<void()>& body) {
     try {
@@ -199,7 +227,6 @@ std::vector<std::string> Checkpoint::verify(const std::function<void(int64_t)>& 
   std::vector<bool> usable;
   for (size_t file = 0; file < index_.files.size(); ++file)
     usable.push_back(attempt([&] { check_header(file, folder_.open_file(index_.files[file].name)); }));
-  int64_t bytes = 0;
   std::vector<char> buffer;
   for (const auto& [name, tensor] : index_.tensors) {
     const int64_t itemsize = safetensors_itemsize(tensor.dtype);
@@ -210,27 +237,21 @@ std::vector<std::string> Checkpoint::verify(const std::function<void(int64_t)>& 
         const InputFile file = folder_.open_file(index_.files[piece.file].name);
         ChunkReader chunks(file, piece, size, name);
         for (int64_t done = 0; done < size; done += kChunkBytes) {
+          if (cancelled && cancelled()) return;
           const int64_t count = std::min(kChunkBytes, size - done);
           buffer.resize(static_cast<size_t>(count));
           chunks.read(done, count, buffer.data());
-          if (progress) progress(bytes += count);
         }
       });
     }
   }
+  if (!problems.empty() && !folder_.is_in_place()) throw Removed(path());
   return problems;
 }
 
-bool is_complete(const Folder& parent, const std::string& name) {
-  try {
-    Checkpoint(parent.open_folder(name)).check_files();
-    return true;
-  } catch (const Error&) {
-    return false;
-  }
-}
+namespace {
 
-Newest newest_checkpoint(const Folder& folder, const std::string& older_than) {
+Newest look_for_newest(const Folder& folder, const std::string& older_than) {
   std::vector<Listed> all = list_checkpoints(folder);
   std::ranges::reverse(all);
   auto first = all.begin();
@@ -245,7 +266,10 @@ Newest newest_checkpoint(const Folder& folder, const std::string& older_than) {
       auto checkpoint = std::make_unique<Checkpoint>(folder.open_folder(entry->name));
       checkpoint->check_files();
       newest.checkpoint = std::move(checkpoint);
+    } catch (const Removed&) {
+      throw;
     } catch (const Error& error) {
+      if (!folder.has(entry->name)) throw Removed(folder.path_of(entry->name));
       newest.passed_over.push_back(fmt::format("{}: {}", entry->name, error.what()));
       ++newest.damaged;
     }
@@ -257,6 +281,20 @@ Newest newest_checkpoint(const Folder& folder, const std::string& older_than) {
     newest.damaged += entry.unfinished ? 0 : 1;
   }
   return newest;
+}
+
+}  // namespace
+
+/// A run may remove a checkpoint between two of our calls; then there is a newer one.
+Newest newest_checkpoint(const Folder& folder, const std::string& older_than) {
+  constexpr int kAttempts = 100;
+  for (int attempt = 1;; ++attempt) {
+    try {
+      return look_for_newest(folder, older_than);
+    } catch (const Removed&) {
+      if (attempt == kAttempts) throw;
+    }
+  }
 }
 
 }  // namespace trireme::checkpoint

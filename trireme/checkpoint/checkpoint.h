@@ -9,17 +9,30 @@
 #include <utility>
 #include <vector>
 
+#include "trireme/base/error.h"
 #include "trireme/checkpoint/folder.h"
 #include "trireme/checkpoint/index.h"
 
 namespace trireme::checkpoint {
 
+/// A checkpoint is gone: a run that keeps its newest ones has removed it. It is not damaged.
+class Removed : public EnvironmentError {
+ public:
+  explicit Removed(const std::string& path)
+      : EnvironmentError(
+            "[checkpoint.read] {} was removed meanwhile, as by a run that keeps its newest checkpoints; use "
+            "a newer one",
+            path) {}
+};
+
+/// Every function throws Removed in place of DataError once the folder is no longer at its path.
 class Checkpoint {
  public:
   /// Reads commit and index, and proves that the pieces cover every tensor once. Throws DataError when they
   /// are not as they were written. Files are looked at when they are read.
   explicit Checkpoint(Folder folder);
-  explicit Checkpoint(const std::string& path) : Checkpoint(Folder(path)) {}
+  /// Throws Removed when there is nothing at `path`.
+  explicit Checkpoint(const std::string& path);
   Checkpoint(const Checkpoint&) = delete;
   Checkpoint& operator=(const Checkpoint&) = delete;
   /// Throws DataError when a file is missing or of another size than was written.
@@ -38,9 +51,9 @@ class Checkpoint {
   /// Thread-safe.
   void read(const std::string& name, const Region& region, void* out) const;
 
-  /// Reads every byte; returns what is wrong, one message a file or piece. `progress` is called with the
-  /// bytes read so far.
-  std::vector<std::string> verify(const std::function<void(int64_t bytes)>& progress = {}) const;
+  /// Reads every byte; returns what is wrong, one message a file or piece. Once `cancelled` it reads no
+  /// further.
+  std::vector<std::string> verify(const std::function<bool()>& cancelled = {}) const;
 
  private:
   std::shared_ptr<const InputFile> open(size_t file) const;
@@ -60,15 +73,13 @@ class Checkpoint {
   mutable std::pair<size_t, std::shared_ptr<const InputFile>> last_;  ///< the file that was read last
 };
 
-/// The newest checkpoint of `folder` that is whole, and why newer ones are not, one line each; null: none is.
+/// The newest checkpoint of `folder` whose files are all there, and why newer ones are not, one line each;
+/// null: none is.
 struct Newest {
   std::unique_ptr<Checkpoint> checkpoint;
   std::vector<std::string> passed_over;
   int64_t damaged = 0;  ///< of passed_over: damaged; the others are saves that did not complete
 };
-/// Whether a checkpoint can be opened and its files are there.
-bool is_complete(const Folder& parent, const std::string& name);
-
 /// The newest one older than `older_than`, a name of list_checkpoints(); empty: of all.
 Newest newest_checkpoint(const Folder& folder, const std::string& older_than = {});
 

@@ -64,15 +64,18 @@ std::vector<std::string> parameter_names(const plan::ModelFacts& facts) {
 
 void check_fit(const Source& source, const plan::ModelFacts& facts, bool may_have_more) {
   const std::map<std::string, Wanted> wanted = wanted_by(facts);
-  std::vector<std::string> missing, extra, wrong;
+  std::vector<std::string> missing, extra, wrong, other_dtypes;
+  bool counts_differ = false;
   for (const auto& [name, want] : wanted) {
     const auto found = source.tensors().find(name);
     if (found == source.tensors().end()) {
       missing.push_back(name);
-    } else if (found->second.shape != want.shape || !want.takes(found->second.dtype)) {
-      wrong.push_back(fmt::format("{} is {} [{}], but {}[{}] in the model", name, found->second.dtype,
-                                  fmt::join(found->second.shape, ", "), want.counts ? "I64 " : "",
-                                  fmt::join(want.shape, ", ")));
+    } else if (found->second.shape != want.shape) {
+      wrong.push_back(fmt::format("{} is {} [{}], but [{}] in the model", name, found->second.dtype,
+                                  fmt::join(found->second.shape, ", "), fmt::join(want.shape, ", ")));
+    } else if (!want.takes(found->second.dtype)) {
+      other_dtypes.push_back(fmt::format("{} is {}", name, found->second.dtype));
+      counts_differ |= want.counts;
     }
   }
   for (const auto& [name, tensor] : source.tensors()) {
@@ -84,6 +87,13 @@ void check_fit(const Source& source, const plan::ModelFacts& facts, bool may_hav
   if (!missing.empty()) problems.push_back(fmt::format("{} missing: {}", missing.size(), some_of(missing)));
   if (!extra.empty())
     problems.push_back(fmt::format("{} not in the model: {}", extra.size(), some_of(extra)));
+  if (problems.empty() && !other_dtypes.empty()) {
+    throw DataError(
+        "[checkpoint.fit] {} has weights of dtypes that no model here reads: {}; save them as {} with the "
+        "tool that wrote them",
+        source.path(), some_of(other_dtypes), counts_differ ? "I64" : "F32, BF16 or F16");
+  }
+  if (!other_dtypes.empty()) problems.push_back(some_of(other_dtypes));
   if (problems.empty()) return;
   throw DataError("[checkpoint.fit] {} does not have the weights of this model: {}; {}", source.path(),
                   join(problems, "; "), wrong.empty() ? advice(missing, extra) : kBelongTogether);

@@ -142,6 +142,13 @@ Folder::Folder(const std::string& path) : path_(path) {
   if (!folder_) fail("open folder", path, errno);
 }
 
+bool Folder::is_in_place() const {
+  struct stat held {};
+  struct stat named {};
+  return ::fstat(folder_.get(), &held) == 0 && ::stat(path_.c_str(), &named) == 0 &&
+         held.st_dev == named.st_dev && held.st_ino == named.st_ino;
+}
+
 std::vector<std::string> Folder::names() const {
   const int fd = ::openat(folder_.get(), ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   const std::unique_ptr<DIR, int (*)(DIR*)> entries(fd < 0 ? nullptr : ::fdopendir(fd), ::closedir);

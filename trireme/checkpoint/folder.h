@@ -63,6 +63,8 @@ class Folder {
   explicit Folder(const std::string& path);
 
   const std::string& path() const { return path_; }
+  /// Whether the path still leads here; otherwise the folder was removed or renamed since it was opened.
+  bool is_in_place() const;
   std::string path_of(std::string_view name) const { return path_ + "/" + std::string(name); }
 
   /// Names of what is inside but "." and "..", sorted.

@@ -8,6 +8,7 @@
 
 #include "trireme/base/error.h"
 #include "trireme/base/hash.h"
+#include "trireme/base/utf8.h"
 #include "trireme/checkpoint/folder.h"
 #include "trireme/checkpoint/safetensors_header.h"
 #include "trireme/checkpoint/strict_json.h"
@@ -130,7 +131,7 @@ class Parser {
       name_ = name;
       if (name.empty() || name.size() > kMaxNameBytes)
         fail("has an empty name or one of more than 1024 bytes");
-      if (printable(name) != name) fail("has a name with control characters");
+      if (printable_line(name) != name) fail("has a name with control characters");
       take_tensor(value);
     }
     name_.clear();

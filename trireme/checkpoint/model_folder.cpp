@@ -13,6 +13,7 @@
 #include "trireme/checkpoint/cast.h"
 #include "trireme/checkpoint/model_layout.h"
 #include "trireme/checkpoint/safetensors_file.h"
+#include "trireme/checkpoint/store.h"
 #include "trireme/checkpoint/strict_json.h"
 #include "trireme/checkpoint/tensor_file.h"
 #include "trireme/plan/hugging_face.h"
@@ -103,6 +104,7 @@ class FolderSource : public Source {
 
   void read(const std::string& name, const Region& region, void* out) const override {
     const SourceTensor& tensor = tensors_.at(name);
+    check_readable_dtype(path(), name, tensor.dtype);
     const int64_t itemsize = safetensors_itemsize(tensor.dtype);
     for (const ModelLayout::Box& box : layout_.boxes_of(name)) {
       std::shared_ptr<const InputFile> file;
@@ -185,7 +187,7 @@ Region rows_of(const Shape& shape, int64_t index, int64_t count) {
 
 bool is_model_folder(const std::string& path) {
   std::error_code error;
-  if (!fs::is_directory(path, error) || fs::exists(path + "/index.json", error)) return false;
+  if (!fs::is_directory(path, error) || is_checkpoint(path)) return false;
   for (const auto& entry : fs::directory_iterator(path, error)) {
     const std::string name = entry.path().filename();
     if (name == kModelConfigName || name.ends_with(kSuffix) || is_pickle(name)) return true;
@@ -200,8 +202,8 @@ std::unique_ptr<Source> open_model_folder(const std::string& path) {
 Json read_model_config(const std::string& path) {
   const Folder folder(path);
   const InputFile file = open_inside(folder, kModelConfigName);
-  Json config = parse_json(file.text(kMaxJsonBytes), file.path());
-  if (!config.is_object()) fail_json(file.path(), "it is not a JSON object");
+  Json config = parse_json(file.text(kMaxJsonBytes), file.path(), kFetchAgain);
+  if (!config.is_object()) fail_json(file.path(), "it is not a JSON object", kFetchAgain);
   return config;
 }
 
@@ -286,7 +288,7 @@ void write_dcp_files(const Folder& folder, const Source& source, const std::vect
       const Region rows = rows_of(info.shape, file, files);
       if (rows.numel() == 0 && (file > 0 || info.numel() > 0)) continue;
       entries.push_back({tensor, tensor, info.dtype, rows});
-      places[tensor] = {{kDcpBoxStart, rows.start}};
+      places[tensor] = {{kDcpBoxStart, shape_in_file(info.dtype, rows.start)}};
     }
     if (entries.empty() && file > 0) continue;
     write_tensor_file(folder, fmt::format("shard-{:05}-model-00001-of-00001.safetensors", file + 1), source,

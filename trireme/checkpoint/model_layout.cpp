@@ -7,6 +7,7 @@
 
 #include "trireme/base/error.h"
 #include "trireme/base/text.h"
+#include "trireme/base/utf8.h"
 #include "trireme/checkpoint/folder.h"
 #include "trireme/checkpoint/strict_json.h"
 #include "trireme/plan/hugging_face.h"
@@ -22,10 +23,12 @@ constexpr int64_t kFurthest = int64_t{1} << 61;
 /// Where the boxes of a file's entries begin; null: they are whole tensors.
 Json starts_of(const SafetensorsHeader& header, const std::string& path) {
   const auto found = header.metadata.find(kDcpBoxes);
-  return found == header.metadata.end() ? Json() : parse_json(found->second, path);
+  return found == header.metadata.end() ? Json() : parse_json(found->second, path, kFetchAgain);
 }
 
-Region region_of(const Json& starts, const std::string& entry, const Shape& shape, const std::string& path) {
+Region region_of(const Json& starts, const std::string& entry, const HeaderEntry& info,
+                 const std::string& path) {
+  const Shape& shape = info.shape;
   if (starts.is_null()) return Region::whole(shape);
   const Json& start = value_of(value_of(starts, entry.c_str(), path), kDcpBoxStart, path);
   const auto can_be = [](const Json& offset) {
@@ -36,7 +39,10 @@ Region region_of(const Json& starts, const std::string& entry, const Shape& shap
   if (!fits)
     fail_json(path, fmt::format("'{}' of '{:.80}' is not an offset in {} dimensions", kDcpBoxStart, entry,
                                 shape.size()));
-  return Region::box(start.get<Shape>(), shape);
+  auto begin = shape_from_file(info.dtype, start.get<Shape>());
+  if (!begin)
+    fail_json(path, fmt::format("'{}' of '{:.80}' is within a byte of two numbers", kDcpBoxStart, entry));
+  return Region::box(std::move(*begin), shape);
 }
 
 void compare_with_index(const std::string& path, const SafetensorsHeader& header,
@@ -59,16 +65,17 @@ void compare_with_index(const std::string& path, const SafetensorsHeader& header
 
 void unusable_folder(const std::string& path, const std::string& reason) {
   throw DataError("[checkpoint.model_folder] {}: {}; fetch the folder again from its source", path,
-                  printable(reason));
+                  printable_line(reason));
 }
 
 FilesIndex parse_files_index(std::string_view text, const std::string& path) {
-  const Json index = parse_json(text, path);
+  const Json index = parse_json(text, path, kFetchAgain);
   const Json& map = value_of(index, "weight_map", path);
-  if (!map.is_object() || map.empty()) fail_json(path, "'weight_map' names no tensors");
+  if (!map.is_object() || map.empty()) fail_json(path, "'weight_map' names no tensors", kFetchAgain);
   FilesIndex files;
   for (const auto& [tensor, name] : map.items()) {
-    if (!name.is_string()) fail_json(path, fmt::format("the file of '{:.80}' is not a string", tensor));
+    if (!name.is_string())
+      fail_json(path, fmt::format("the file of '{:.80}' is not a string", tensor), kFetchAgain);
     const std::string file = name.get<std::string>();
     if (!is_file_name(file) || !file.ends_with(".safetensors"))
       unusable_folder(
@@ -84,9 +91,12 @@ void ModelLayout::add_file(const std::string& path, const SafetensorsHeader& hea
   const std::string name = std::filesystem::path(path).filename();
   if (const auto listed = index.find(name); listed != index.end())
     compare_with_index(path, header, listed->second);
+  // Nothing but the checkpoint's index proves its bytes, so a checkpoint without one is no folder of files.
+  if (header.metadata.contains(std::string(kPieceOf)))
+    unusable_folder(path, "it is a part of a checkpoint whose index.json and COMMIT.json are gone");
   const Json starts = starts_of(header, path);
   for (const auto& [entry, info] : header.tensors) {
-    const Region region = region_of(starts, entry, info.shape, path);
+    const Region region = region_of(starts, entry, info, path);
     add_box(entry, info.dtype, {files_.size(), data_begin + info.begin, region}, starts.is_null());
   }
   if (metadata_.empty() && starts.is_null()) metadata_ = header.metadata;

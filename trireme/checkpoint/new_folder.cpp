@@ -2,14 +2,14 @@
 
 #include <fcntl.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include <cerrno>
 #include <cstdio>
 #include <filesystem>
+#include <utility>
 
 #include "trireme/base/error.h"
-#include "trireme/base/log.h"
+#include "trireme/base/file.h"
 
 namespace trireme::checkpoint {
 namespace {
@@ -26,13 +26,14 @@ std::string without_slashes(std::string path) {
   return path;
 }
 
-std::string name_of(const std::string& path) {
-  std::string name = fs::path(without_slashes(path)).filename();
-  if (!name.empty() && name != "." && name != "..") return name;
+std::string with_name(std::string path) {
+  path = without_slashes(std::move(path));
+  const std::string name = fs::path(path).filename();
+  if (!name.empty() && name != "." && name != "..") return path;
   throw ConfigError("[checkpoint.new_folder] '{}' does not end in the name of a new folder; add one", path);
 }
 
-/// What Folder::remove() can remove, so that nothing else is lost by mistake.
+/// A folder within is none of ours, so that nothing else is lost by mistake.
 void check_replaceable(const std::string& path) {
   std::error_code error;
   bool replaceable = fs::is_directory(fs::symlink_status(path, error));
@@ -44,17 +45,15 @@ void check_replaceable(const std::string& path) {
       path);
 }
 
-void check_free(const std::string& path, bool replaces) {
+const std::string& check_free(const std::string& path, bool replaces) {
   std::error_code error;
-  if (!fs::exists(fs::symlink_status(path, error))) return;
-  if (replaces) return check_replaceable(path);
-  throw EnvironmentError(
-      "[checkpoint.new_folder] {} exists already; choose another folder, or replace it with --force", path);
-}
-
-Folder make(const Folder& parent, const std::string& name, const std::string& temporary, bool replaces) {
-  check_free(parent.path_of(name), replaces);
-  return parent.create_folder(temporary);
+  if (!fs::exists(fs::symlink_status(path, error))) return path;
+  if (!replaces) {
+    throw EnvironmentError(
+        "[checkpoint.new_folder] {} exists already; choose another folder, or replace it with --force", path);
+  }
+  check_replaceable(path);
+  return path;
 }
 
 /// errno of giving `from` the name `to`, which must be free; 0: it has it. Not every file system can tell and
@@ -70,35 +69,28 @@ int rename_to_free(const std::string& from, const std::string& to) {
 }  // namespace
 
 NewFolder::NewFolder(const std::string& path, bool replaces)
-    : parent_(parent_of(without_slashes(path))),
-      name_(name_of(path)),
-      temporary_(fmt::format("trireme-{}.tmp", ::getpid())),
+    : path_(with_name(path)),
       replaces_(replaces),
-      folder_(make(parent_, name_, temporary_, replaces)) {}
-
-NewFolder::~NewFolder() {
-  if (committed_) return;
-  try {
-    parent_.remove(temporary_);
-  } catch (const Error& error) {
-    log_warning("{}", error.what());
-  }
-}
+      unfinished_(check_free(path_, replaces), Unfinished::Kind::kFolder),
+      folder_(unfinished_.path()) {}
 
 void NewFolder::commit() {
-  const std::string from = parent_.path_of(temporary_), to = parent_.path_of(name_);
+  const std::string& from = unfinished_.path();
   folder_.sync();
-  check_free(to, replaces_);
-  int error = rename_to_free(from, to);
+  check_free(path_, replaces_);
+  int error = rename_to_free(from, path_);
   const bool changes_places = error == EEXIST && replaces_;
   if (changes_places)
-    error = ::renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), RENAME_EXCHANGE) == 0 ? 0 : errno;
+    error = ::renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, path_.c_str(), RENAME_EXCHANGE) == 0 ? 0 : errno;
   if (error != 0)
     throw EnvironmentError("[checkpoint.new_folder] cannot rename {} to {}: {}; choose another folder", from,
-                           to, errno_text(error));
-  committed_ = true;
-  if (changes_places) parent_.remove(temporary_);  // the old one, by now
-  parent_.sync();
+                           path_, errno_text(error));
+  if (changes_places) {
+    unfinished_.remove();  // the old one, by now
+  } else {
+    unfinished_.keep();
+  }
+  sync_folder(parent_of(path_));
 }
 
 }  // namespace trireme::checkpoint

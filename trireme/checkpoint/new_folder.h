@@ -3,19 +3,16 @@
 #include <string>
 
 #include "trireme/checkpoint/folder.h"
+#include "trireme/checkpoint/unfinished.h"
 
 namespace trireme::checkpoint {
 
 class NewFolder {
  public:
-  /// Makes a folder beside `path` to write to, under a name of its own. `replaces`: commit() may replace a
-  /// folder at `path` that holds files alone. Throws EnvironmentError when there is anything else at `path`,
+  /// Makes a folder beside `path` to write to, as Unfinished does. `replaces`: commit() may replace a folder
+  /// at `path` that holds files alone. Throws EnvironmentError when there is anything else at `path`,
   /// ConfigError when `path` ends in no name.
   NewFolder(const std::string& path, bool replaces);
-  /// Removes what has not been committed.
-  ~NewFolder();
-  NewFolder(const NewFolder&) = delete;
-  NewFolder& operator=(const NewFolder&) = delete;
 
   const Folder& folder() const { return folder_; }
   /// Gives the folder its name `path`, which survives a power failure once this returns. To be called once,
@@ -23,11 +20,10 @@ class NewFolder {
   void commit();
 
  private:
-  Folder parent_;
-  std::string name_, temporary_;
+  std::string path_;
   bool replaces_;
+  Unfinished unfinished_;  ///< removed with this, unless it was committed
   Folder folder_;
-  bool committed_ = false;
 };
 
 }  // namespace trireme::checkpoint

@@ -11,7 +11,7 @@
 #include "trireme/base/file.h"
 #include "trireme/checkpoint/safetensors_header.h"
 #include "trireme/checkpoint/source.h"
-#include "trireme/checkpoint/unfinished_file.h"
+#include "trireme/checkpoint/unfinished.h"
 
 namespace trireme::checkpoint {
 namespace {
@@ -20,30 +20,42 @@ struct DtypeName {
   const char* name;
   at::ScalarType dtype;
 };
-constexpr std::array<DtypeName, 10> kDtypes = {{{"F64", at::kDouble},
-                                                {"F32", at::kFloat},
-                                                {"F16", at::kHalf},
-                                                {"BF16", at::kBFloat16},
-                                                {"I64", at::kLong},
-                                                {"I32", at::kInt},
-                                                {"I16", at::kShort},
-                                                {"I8", at::kChar},
-                                                {"U8", at::kByte},
-                                                {"BOOL", at::kBool}}};
+constexpr auto kDtypes = std::to_array<DtypeName>({{"F64", at::ScalarType::Double},
+                                                   {"F32", at::ScalarType::Float},
+                                                   {"F16", at::ScalarType::Half},
+                                                   {"BF16", at::ScalarType::BFloat16},
+                                                   {"I64", at::ScalarType::Long},
+                                                   {"I32", at::ScalarType::Int},
+                                                   {"I16", at::ScalarType::Short},
+                                                   {"I8", at::ScalarType::Char},
+                                                   {"U64", at::ScalarType::UInt64},
+                                                   {"U32", at::ScalarType::UInt32},
+                                                   {"U16", at::ScalarType::UInt16},
+                                                   {"U8", at::ScalarType::Byte},
+                                                   {"BOOL", at::ScalarType::Bool},
+                                                   {"C64", at::ScalarType::ComplexFloat},
+                                                   {"F8_E4M3", at::ScalarType::Float8_e4m3fn},
+                                                   {"F8_E5M2", at::ScalarType::Float8_e5m2},
+                                                   {"F8_E8M0", at::ScalarType::Float8_e8m0fnu},
+                                                   {"F8_E4M3FNUZ", at::ScalarType::Float8_e4m3fnuz},
+                                                   {"F8_E5M2FNUZ", at::ScalarType::Float8_e5m2fnuz},
+                                                   {"F4", at::ScalarType::Float4_e2m1fn_x2}});
 
+/// Undefined: torch has no such dtype.
 at::ScalarType dtype_of(std::string_view name) {
-  const auto* found = std::ranges::find(kDtypes, name, &DtypeName::name);
-  TRIREME_CHECK(found != kDtypes.end(), "[checkpoint.safetensors] unknown dtype '{}'", name);
-  return found->dtype;
+  const auto found = std::ranges::find(kDtypes, name, &DtypeName::name);
+  return found == kDtypes.end() ? at::ScalarType::Undefined : found->dtype;
 }
 
 }  // namespace
 
 std::string safetensors_dtype(at::ScalarType dtype, const std::string& tensor) {
-  const auto* found = std::ranges::find(kDtypes, dtype, &DtypeName::dtype);
-  TRIREME_CHECK(found != kDtypes.end(),
-                "[checkpoint.safetensors] tensor '{}' has dtype {}, which the format cannot store", tensor,
-                c10::toString(dtype));
+  const auto found = std::ranges::find(kDtypes, dtype, &DtypeName::dtype);
+  TRIREME_CHECK(
+      found != kDtypes.end(),
+      "[checkpoint.safetensors] tensor '{}' has dtype {}, which the safetensors format cannot store; "
+      "give it another one, such as complex64 for complex numbers",
+      tensor, c10::toString(dtype));
   return found->name;
 }
 
@@ -116,6 +128,7 @@ at::Tensor SafetensorsReader::read(const std::string& name) const {
 
 at::Tensor SafetensorsReader::read_range(const std::string& name, int64_t begin, int64_t end) const {
   const TensorInfo& info = info_of(name);
+  check_readable_dtype(path(), name, source_->tensors().at(name).dtype);
   TRIREME_CHECK(0 <= begin && begin <= end && end <= c10::multiply_integers(info.shape),
                 "[checkpoint.safetensors] {}: elements {} to {} are outside tensor '{}' [{}]", path(), begin,
                 end, name, fmt::join(info.shape, ", "));

@@ -15,7 +15,7 @@ namespace trireme::checkpoint {
 class Source;
 
 struct TensorInfo {
-  at::ScalarType dtype;
+  at::ScalarType dtype;  ///< Undefined: torch has none for what the file has, which cannot be read
   std::vector<int64_t> shape;
 };
 
@@ -31,8 +31,8 @@ class SafetensorsReader {
   ~SafetensorsReader();
   const std::map<std::string, TensorInfo>& tensors() const { return tensors_; }
   const std::map<std::string, std::string>& metadata() const;
-  /// A CPU copy of the tensor. Throws DataError when there is no tensor of that name, or its bytes are
-  /// damaged.
+  /// A CPU copy of the tensor. Throws DataError when there is no tensor of that name, torch has no dtype for
+  /// it, or its bytes are damaged.
   at::Tensor read(const std::string& name) const;
   /// Elements [begin, end) of the tensor in row-major order, as a CPU copy (end - begin); no other elements
   /// are read. Throws as read(), and LogicError when the tensor has fewer elements.

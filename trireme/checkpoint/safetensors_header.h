@@ -4,6 +4,7 @@
 // so that it can be fuzzed alone. Format: https://github.com/huggingface/safetensors#format.
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -22,15 +23,29 @@ struct SafetensorsHeader {
   std::map<std::string, std::string> metadata;
 };
 
-/// A text of a file, for a message: control characters, which could move a terminal's cursor, become '?'.
-std::string printable(std::string_view text);
+/// Bits of one element; 0: not a dtype of the format. "F4" counts as torch does, in pairs of numbers that
+/// take a byte: the last dimension of its shapes is half of that in the file.
+int64_t safetensors_bits(std::string_view dtype);
 
-/// Bytes of one element; 0: not a dtype that is read here.
+/// Bytes of one element; 0: not a dtype that can be read here, though one that is not made up of bytes can be
+/// listed.
 int64_t safetensors_itemsize(std::string_view dtype);
 
+/// Throws DataError when elements of that dtype cannot be read, for safetensors_itemsize() is 0.
+void check_readable_dtype(const std::string& path, const std::string& tensor, std::string_view dtype);
+
+/// A shape, or a place in a tensor, as the file has it, whose "F4" counts single numbers.
+std::vector<int64_t> shape_in_file(std::string_view dtype, std::vector<int64_t> shape);
+
+/// The other way round. None: "F4" with an odd last dimension.
+std::optional<std::vector<int64_t>> shape_from_file(std::string_view dtype, std::vector<int64_t> shape);
+
+/// In the metadata of a file of a checkpoint of ours, whose pieces nothing but the checkpoint's index proves.
+inline constexpr std::string_view kPieceOf = "trireme.piece_of";
+
 /// Parses `json` and checks it against `data_bytes`, the size of what follows: every entry is complete and
-/// known, no key comes twice, shapes match their ranges, and the ranges cover the data without holes or
-/// overlaps. Throws DataError naming `path` and the entry.
+/// known, no tensor comes twice, shapes match their ranges, and the ranges cover the data without holes or
+/// overlaps. Other fields of an entry are passed over. Throws DataError naming `path` and the entry.
 SafetensorsHeader parse_safetensors_header(std::string_view json, int64_t data_bytes,
                                            const std::string& path);
 

@@ -64,7 +64,7 @@ struct Placed {
 
 Placed place(const ShardSpec& spec) {
   Placed placed{.order = file_order(spec.pieces), .pieces = {}, .header = {}};
-  placed.header.metadata = {{"format", "pt"}, {"trireme.piece_of", fmt::format("step {}", spec.step)}};
+  placed.header.metadata = {{"format", "pt"}, {std::string(kPieceOf), fmt::format("step {}", spec.step)}};
   for (const size_t i : placed.order) {
     const PieceSpec& piece = spec.pieces[i];
     check_piece(piece);

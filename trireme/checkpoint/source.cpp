@@ -1,7 +1,5 @@
 #include "trireme/checkpoint/source.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -16,6 +14,7 @@
 #include "trireme/checkpoint/safetensors_file.h"
 #include "trireme/checkpoint/store.h"
 #include "trireme/checkpoint/tensor_file.h"
+#include "trireme/checkpoint/unfinished.h"
 
 namespace trireme::checkpoint {
 namespace {
@@ -28,6 +27,7 @@ class FileSource : public Source {
   const std::map<std::string, std::string>& metadata() const override { return file_.header().metadata; }
   void read(const std::string& name, const Region& region, void* out) const override {
     const SourceTensor& tensor = tensors_.at(name);
+    check_readable_dtype(path(), name, tensor.dtype);
     const int64_t itemsize = safetensors_itemsize(tensor.dtype);
     for (RunCursor cursor(tensor.shape, region); !cursor.done(); cursor.next()) {
       const Run& run = cursor.run();
@@ -56,7 +56,7 @@ class CheckpointSource : public Source {
 };
 
 std::string describe(const SourceTensor& tensor) {
-  return fmt::format("{} [{}]", tensor.dtype, fmt::join(tensor.shape, ", "));
+  return fmt::format("{} [{}]", tensor.dtype, fmt::join(shape_in_file(tensor.dtype, tensor.shape), ", "));
 }
 
 /// Reads the same tensor of both, part by part.
@@ -108,12 +108,17 @@ int64_t SourceTensor::numel() const {
 }
 
 int64_t SourceTensor::bytes() const {
-  return numel() * safetensors_itemsize(dtype);
+  constexpr int64_t kBitsOfByte = 8;
+  const int64_t all = numel(), bits = safetensors_bits(dtype);
+  return all / kBitsOfByte * bits + all % kBitsOfByte * bits / kBitsOfByte;
 }
 
 std::unique_ptr<Source> open_source(const std::string& path) {
   std::error_code error;
   refuse_pickle(path);
+  if (!std::filesystem::exists(path, error))
+    throw EnvironmentError("[checkpoint.source] {} is not there, or was removed meanwhile; check the path",
+                           path);
   if (is_model_folder(path)) return open_model_folder(path);
   if (std::filesystem::is_directory(path, error)) return std::make_unique<CheckpointSource>(path);
   return std::make_unique<FileSource>(path);
@@ -199,24 +204,14 @@ void convert_to_file(const Source& source, const std::string& path, const Conver
     throw EnvironmentError(
         "[checkpoint.convert] {} exists already; choose another file, or replace it with --force", path);
   }
-  const Folder folder(target.has_parent_path() ? target.parent_path().string() : ".");
   std::vector<FileEntry> entries;
   for (const auto& [tensor, info] : source.tensors()) {
     if (selected(how, tensor)) entries.push_back(whole_entry(source, tensor));
   }
-  const std::string temporary = fmt::format("trireme-{}.tmp", ::getpid());
-  try {
-    write_tensor_file(folder, temporary, source, std::move(entries), metadata_of(source, how));
-    // A name that a user gives may be any; Folder's are those that a checkpoint may name.
-    if (::rename(folder.path_of(temporary).c_str(), target.c_str()) != 0) {
-      throw EnvironmentError("[checkpoint.convert] cannot rename {} to {}: {}; choose another name",
-                             folder.path_of(temporary), target.string(), errno_text(errno));
-    }
-  } catch (...) {
-    folder.remove(temporary);
-    throw;
-  }
-  folder.sync();
+  UnfinishedFile unfinished(target);
+  OutputFile file = unfinished.output();
+  write_tensor_file(file, source, std::move(entries), metadata_of(source, how));
+  unfinished.finish();
 }
 
 }  // namespace trireme::checkpoint

@@ -19,7 +19,7 @@ inline constexpr int64_t kPartNumel = int64_t{1} << 20;
 
 struct SourceTensor {
   std::string dtype;  ///< as safetensors has it
-  Shape shape;
+  Shape shape;        ///< of elements as safetensors_itemsize() counts them
   int64_t numel() const;
   int64_t bytes() const;
   bool operator==(const SourceTensor&) const = default;

@@ -9,6 +9,7 @@
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
 #include "trireme/base/hash.h"
+#include "trireme/base/log.h"
 #include "trireme/checkpoint/checkpoint.h"
 #include "trireme/checkpoint/strict_json.h"
 
@@ -82,9 +83,16 @@ StoredFile stored(const std::string& name, std::string_view content) {
   return {.name = name, .bytes = bytes, .header_bytes = bytes, .header_digest = xxh3(content)};
 }
 
-Listed listed(const Folder& folder, const std::string& name) {
-  Listed entry{.name = name, .commit = {}, .problem = {}};
-  std::from_chars(name.data() + kPrefix.size(), name.data() + name.size(), entry.step);
+/// As the name of a checkpoint says.
+int64_t step_of(const std::string& name) {
+  int64_t step = 0;
+  std::from_chars(name.data() + kPrefix.size(), name.data() + name.size(), step);
+  return step;
+}
+
+/// None: it was removed meanwhile.
+std::optional<Listed> listed(const Folder& folder, const std::string& name) {
+  Listed entry{.name = name, .step = step_of(name), .commit = {}, .problem = {}};
   try {
     const Folder inside = folder.open_folder(name);
     entry.unfinished = !inside.has(kCommitName);
@@ -93,6 +101,7 @@ Listed listed(const Folder& folder, const std::string& name) {
     entry.commit = parse_commit(file.text(kMaxSmallFile), file.path());
   } catch (const Error& error) {
     entry.problem = error.what();
+    if (!folder.has(name)) return std::nullopt;
   }
   return entry;
 }
@@ -101,7 +110,8 @@ Listed listed(const Folder& folder, const std::string& name) {
 
 bool is_checkpoint(const std::string& path) {
   std::error_code error;
-  return std::filesystem::exists(path + "/" + kIndexName, error);
+  return std::filesystem::exists(path + "/" + kIndexName, error) ||
+         std::filesystem::exists(path + "/" + kCommitName, error);
 }
 
 namespace {
@@ -112,9 +122,20 @@ bool is_undone(const std::string& name) {
 
 std::vector<Listed> all_folders(const Folder& folder) {
   std::vector<Listed> all;
-  for (const std::string& name : folder.names()) {
-    if (name.starts_with(kPrefix) && is_file_name(name)) all.push_back(listed(folder, name));
-  }
+  const auto look = [&] {
+    bool settled = true;
+    all.clear();
+    for (const std::string& name : folder.names()) {
+      if (!name.starts_with(kPrefix) || !is_file_name(name)) continue;
+      std::optional<Listed> entry = listed(folder, name);
+      settled &= entry.has_value();
+      if (entry) all.push_back(std::move(*entry));
+    }
+    return settled;
+  };
+  // A run removes one only when it has written another, which the list of names may not have had.
+  constexpr int kAttempts = 100;
+  for (int attempt = 0; attempt < kAttempts && !look();) ++attempt;
   std::ranges::stable_sort(all, {}, [](const Listed& entry) {
     const Commit commit = entry.commit.value_or(Commit{.step = -1, .generation = -1});
     // "step-8.10" is newer than "step-8.9".
@@ -175,8 +196,7 @@ std::vector<Store::SetAside> finish_rollback(const Folder& folder) {
     done.push_back({.name = entry.name, .aside = free_name(folder, entry.name + std::string(kUndone))});
     folder.rename(done.back().name, done.back().aside);
   }
-  if (is_undone(target) && folder.has(target))
-    folder.rename(target, free_name(folder, listed(folder, target).step));
+  if (is_undone(target) && folder.has(target)) folder.rename(target, free_name(folder, step_of(target)));
   folder.sync();
   folder.remove(kRollbackName);
   folder.sync();
@@ -227,21 +247,47 @@ void remove_checkpoint(const Folder& folder, const std::string& name) {
   folder.remove(doomed);
 }
 
-std::vector<std::string> prune_locked(const Folder& folder, int64_t keep) {
+/// What is wrong with a checkpoint, of which every byte is read; empty: nothing.
+std::string damage_of(const Folder& folder, const std::string& name, const std::function<bool()>& cancelled) {
+  try {
+    const std::vector<std::string> problems = Checkpoint(folder.open_folder(name)).verify(cancelled);
+    return problems.empty() ? std::string() : problems.front();
+  } catch (const Error& error) {
+    return error.what();
+  }
+}
+
+/// Whether there is anything that would be removed if all were intact.
+bool can_remove(const std::vector<Listed>& all, int64_t keep) {
+  const auto committed = std::ranges::count_if(all, [](const Listed& entry) { return !!entry.commit; });
+  return committed > keep || std::ranges::any_of(all, &Listed::unfinished);
+}
+
+/// `read`: as Store has it.
+std::vector<std::string> prune_locked(const Folder& folder, int64_t keep,
+                                      const std::function<bool()>& cancelled,
+                                      std::map<std::string, std::string>& read) {
   std::vector<std::string> removed;
-  if (keep <= 0) return removed;
   const auto remove = [&](const std::string& name) {
     remove_checkpoint(folder, name);
     removed.push_back(name);
   };
   auto [all, undone] = branches(folder);
+  if (keep <= 0 || (undone.empty() && !can_remove(all, keep))) return removed;
   std::ranges::reverse(all);
   std::vector<int64_t> kept;  // their generations
   const auto enough = [&] { return std::ssize(kept) >= keep; };
   for (const Listed& entry : all) {
     // Older ones go only when `keep` newer ones have been read back; damaged ones stay for people to look at.
     if (entry.commit && !enough()) {
-      if (is_complete(folder, entry.name)) kept.push_back(entry.commit->generation);
+      auto found = read.find(entry.name);
+      if (found == read.end()) {
+        std::string damage = damage_of(folder, entry.name, cancelled);
+        if (cancelled && cancelled()) return removed;
+        if (!damage.empty()) log_warning("{} does not count as kept: {}", folder.path_of(entry.name), damage);
+        found = read.emplace(entry.name, std::move(damage)).first;
+      }
+      if (found->second.empty()) kept.push_back(entry.commit->generation);
       continue;
     }
     if (!enough() || (!entry.commit && !entry.unfinished)) continue;
@@ -262,7 +308,8 @@ std::vector<std::string> prune_checkpoints(const std::string& path, int64_t keep
   const LockFile lock = take_lock(folder);
   finish_rollback(folder);
   sweep(folder);
-  return prune_locked(folder, keep);
+  std::map<std::string, std::string> read;
+  return prune_locked(folder, keep, {}, read);
 }
 
 Claim::Claim(const std::string& path)
@@ -313,6 +360,7 @@ std::string Store::commit(const Work& work) {
   inside.sync();
   check_generation();
   const std::string name = free_name(folder(), work.step);
+  read_.erase(name);  // one of that name was removed
   folder().rename(work.temporary, name);
   folder().sync();
   try {
@@ -334,8 +382,8 @@ void Store::abandon(const std::string& temporary) noexcept {
   }
 }
 
-std::vector<std::string> Store::prune(int64_t keep) {
-  return prune_locked(folder(), keep);
+std::vector<std::string> Store::prune(int64_t keep, const std::function<bool()>& cancelled) {
+  return prune_locked(folder(), keep, cancelled, read_);
 }
 
 }  // namespace trireme::checkpoint

@@ -9,6 +9,7 @@
 //   checkpoints/ROLLBACK       the one that a run goes back to, while later ones get those names
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <optional>
 #include <string>
 #include <utility>
@@ -25,7 +26,7 @@ inline constexpr const char* kCommitName = "COMMIT.json";
 inline constexpr const char* kIndexName = "index.json";
 inline constexpr const char* kStateName = "state.json";
 
-/// Whether that folder is one checkpoint, whole or not.
+/// Whether that folder is one checkpoint, whole or not: it has an index.json or a COMMIT.json.
 bool is_checkpoint(const std::string& path);
 
 /// A folder that looks like a checkpoint.
@@ -38,7 +39,7 @@ struct Listed {
 };
 
 /// All checkpoints in `folder` that count, oldest first: by the generation of the run that wrote them, then
-/// by step. Those without a commit come first.
+/// by step. Those without a commit come first. One that is removed meanwhile is left out.
 std::vector<Listed> list_checkpoints(const Folder& folder);
 /// Those that were set aside when a run went back to an earlier one, in the same order.
 std::vector<Listed> list_undone(const Folder& folder);
@@ -111,15 +112,18 @@ class Store {
   std::string commit(const Work& work);
   void abandon(const std::string& temporary) noexcept;
 
-  /// Once `keep` checkpoints can be read, removes those older than the `keep` newest of these, and those
-  /// without a COMMIT.json; those with a damaged one stay. One that was set aside goes when `keep` of later
-  /// generations can be read. 0 keeps all. Returns the names of the removed ones.
-  std::vector<std::string> prune(int64_t keep);
+  /// Removes checkpoints older than the `keep` newest whose bytes are as they were written, and those without
+  /// a COMMIT.json; those with a damaged one stay. One that was set aside goes when `keep` of later
+  /// generations are intact. 0 keeps all. Where anything can go, every byte of those
+  /// that are kept is read first, once in the life of this store, and the log names the damaged ones. Once
+  /// `cancelled`, it reads no further and removes nothing. Returns the names of the removed ones.
+  std::vector<std::string> prune(int64_t keep, const std::function<bool()>& cancelled = {});
 
  private:
   void check_generation() const;
 
   Claim claim_;
+  std::map<std::string, std::string> read_;  ///< what was found wrong in those that were read; empty: nothing
 };
 
 }  // namespace trireme::checkpoint

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "trireme/base/error.h"
+#include "trireme/base/utf8.h"
 #include "trireme/checkpoint/safetensors_header.h"
 
 namespace trireme::checkpoint {
@@ -22,7 +23,7 @@ constexpr int64_t kMaxValues = kMaxJsonBytes / 4;
 /// while it parses, but it looks at all elements of a list again after each one that is an object.
 class Guard : public nlohmann::json_sax<Json> {
  public:
-  explicit Guard(const std::string& path) : path_(path) {}
+  Guard(const std::string& path, const char* advice) : path_(path), advice_(advice) {}
 
   bool null() override { return count(); }
   bool boolean(bool) override { return count(); }
@@ -36,21 +37,23 @@ class Guard : public nlohmann::json_sax<Json> {
   bool start_object(size_t) override { return open(); }
   bool end_object() override { return close(); }
   bool key(string_t& key) override {
-    if (!keys_.back().insert(key).second) fail_json(path_, fmt::format("the key '{:.80}' occurs twice", key));
+    if (!keys_.back().insert(key).second)
+      fail_json(path_, fmt::format("the key '{:.80}' occurs twice", key), advice_);
     return count();
   }
   bool parse_error(size_t, const std::string&, const Json::exception& error) override {
-    fail_json(path_, error.what());
+    fail_json(path_, error.what(), advice_);
   }
 
  private:
   bool count() {
-    if (++values_ > kMaxValues) fail_json(path_, fmt::format("it has more than {} values", kMaxValues));
+    if (++values_ > kMaxValues)
+      fail_json(path_, fmt::format("it has more than {} values", kMaxValues), advice_);
     return true;
   }
   bool open() {
     if (std::ssize(keys_) >= kMaxDepth)
-      fail_json(path_, fmt::format("it is nested deeper than {} levels", kMaxDepth));
+      fail_json(path_, fmt::format("it is nested deeper than {} levels", kMaxDepth), advice_);
     keys_.emplace_back();
     return count();
   }
@@ -60,26 +63,26 @@ class Guard : public nlohmann::json_sax<Json> {
   }
 
   const std::string& path_;
+  const char* advice_;
   std::vector<std::set<std::string>> keys_;  ///< of the objects and lists that are open
   int64_t values_ = 0;
 };
 
 }  // namespace
 
-void fail_json(const std::string& path, std::string_view reason) {
-  throw DataError("[checkpoint.json] {}: {}; the file is damaged, use another checkpoint", path,
-                  printable(reason));
+void fail_json(const std::string& path, std::string_view reason, const char* advice) {
+  throw DataError("[checkpoint.json] {}: {}; {}", path, printable_line(reason), advice);
 }
 
-Json parse_json(std::string_view text, const std::string& path) {
+Json parse_json(std::string_view text, const std::string& path, const char* advice) {
   // The parser takes a zero byte for the end and would leave what follows unread.
-  if (text.find('\0') != std::string_view::npos) fail_json(path, "it contains a zero byte");
-  Guard guard(path);
+  if (text.find('\0') != std::string_view::npos) fail_json(path, "it contains a zero byte", advice);
+  Guard guard(path, advice);
   Json::sax_parse(text.begin(), text.end(), &guard);
   try {
     return Json::parse(text.begin(), text.end());
   } catch (const Json::exception& error) {
-    fail_json(path, error.what());
+    fail_json(path, error.what(), advice);
   }
 }
 

@@ -54,19 +54,25 @@ FileEntry whole_entry(const Source& source, const std::string& tensor) {
   return {tensor, tensor, info.dtype, Region::whole(info.shape)};
 }
 
-void write_tensor_file(const Folder& folder, const std::string& name, const Source& source,
-                       std::vector<FileEntry> entries, const std::map<std::string, std::string>& metadata) {
+void write_tensor_file(OutputFile& file, const Source& source, std::vector<FileEntry> entries,
+                       const std::map<std::string, std::string>& metadata) {
+  for (const FileEntry& entry : entries) check_readable_dtype(source.path(), entry.tensor, entry.dtype);
   std::ranges::stable_sort(entries, {},
                            [](const FileEntry& entry) { return -safetensors_itemsize(entry.dtype); });
   const SafetensorsHeader header = header_of(entries, metadata);
   const std::string preamble = safetensors_preamble(header);
   auto bytes = static_cast<int64_t>(preamble.size());
   for (const FileEntry& entry : entries) bytes += entry.bytes();
-  OutputFile file = folder.create_file(name);
   file.reserve(bytes);
   file.append(preamble.data(), static_cast<int64_t>(preamble.size()));
   for (const FileEntry& entry : entries) append_entry(file, source, entry);
   file.finish();
+}
+
+void write_tensor_file(const Folder& folder, const std::string& name, const Source& source,
+                       std::vector<FileEntry> entries, const std::map<std::string, std::string>& metadata) {
+  OutputFile file = folder.create_file(name);
+  write_tensor_file(file, source, std::move(entries), metadata);
 }
 
 }  // namespace trireme::checkpoint

@@ -25,6 +25,9 @@ FileEntry whole_entry(const Source& source, const std::string& tensor);
 /// Entries with wide elements come first, so that each starts at a multiple of its element's size. Holds some
 /// MiB at a time. Throws EnvironmentError when the disk fails, NumericsError naming a tensor with a number
 /// that the file's dtype cannot hold.
+void write_tensor_file(OutputFile& file, const Source& source, std::vector<FileEntry> entries,
+                       const std::map<std::string, std::string>& metadata);
+/// Likewise, to a new file of the folder.
 void write_tensor_file(const Folder& folder, const std::string& name, const Source& source,
                        std::vector<FileEntry> entries, const std::map<std::string, std::string>& metadata);
 

@@ -11,9 +11,11 @@
 #include "trireme/base/log.h"
 #include "trireme/base/terminal.h"
 #include "trireme/base/text.h"
+#include "trireme/base/utf8.h"
 #include "trireme/checkpoint/checkpoint.h"
 #include "trireme/checkpoint/model_folder.h"
 #include "trireme/checkpoint/new_folder.h"
+#include "trireme/checkpoint/safetensors_header.h"
 #include "trireme/checkpoint/source.h"
 #include "trireme/checkpoint/store.h"
 #include "trireme/cli/ckpt.h"
@@ -42,6 +44,7 @@ struct CkptOptions {
   std::string to;
   bool force = false;
   bool weights_only = false;
+  bool verify = false;
   bool json = false;
 };
 
@@ -85,14 +88,15 @@ std::string find_source(const std::string& word, const Front& front) {
     log_info("{} has no checkpoints; using {}", folder, final_weights);
     return final_weights;
   }
-  throw DataError("[cli.ckpt] {} has no intact checkpoint; 'trireme ckpt list' shows what there is", folder);
+  throw DataError("[cli.ckpt] {} has no intact checkpoint; 'trireme ckpt verify' says what is wrong", folder);
 }
 
 std::string format_size(int64_t bytes) {
   return format_bytes(static_cast<double>(bytes));
 }
 
-Json describe(const Folder& folder, const Listed& listed) {
+/// `verify`: every byte is read; else only what is needed to see that the files are there. Throws Removed.
+Json describe(const Folder& folder, const Listed& listed, bool verify) {
   Json row{
       {"name", listed.name}, {"step", listed.step}, {"state", listed.unfinished ? "unfinished" : "damaged"}};
   if (!listed.commit) {
@@ -103,11 +107,19 @@ Json describe(const Folder& folder, const Listed& listed) {
   try {
     const Checkpoint found(folder.open_folder(listed.name));
     found.check_files();
+    if (verify) {
+      if (const std::vector<std::string> problems = found.verify(); !problems.empty())
+        throw DataError("{}", join(problems, "; "));
+    }
     row["state"] = "complete";
+    row["read"] = verify;
     row["bytes"] = found.index().bytes();
     row["tensors"] = found.index().tensors.size();
     row["files"] = found.index().files.size();
+  } catch (const checkpoint::Removed&) {
+    throw;
   } catch (const Error& error) {
+    if (!folder.has(listed.name)) throw checkpoint::Removed(folder.path_of(listed.name));
     row["problem"] = error.what();
   }
   return row;
@@ -116,11 +128,19 @@ Json describe(const Folder& folder, const Listed& listed) {
 int list(const CkptOptions& options, const Front& front) {
   const Folder folder(checkpoints_of(options.path, front));
   Json rows = Json::array();
-  for (const Listed& listed : checkpoint::list_checkpoints(folder)) rows.push_back(describe(folder, listed));
-  for (const Listed& listed : checkpoint::list_undone(folder)) {
-    rows.push_back(describe(folder, listed));
-    rows.back()["undone"] = true;
-  }
+  const auto add = [&](const std::vector<Listed>& all, bool undone) {
+    for (const Listed& listed : all) {
+      try {
+        Json row = describe(folder, listed, options.verify);
+        if (undone) row["undone"] = true;
+        rows.push_back(std::move(row));
+      } catch (const checkpoint::Removed& removed) {
+        log_info("left out: {}", removed.what());
+      }
+    }
+  };
+  add(checkpoint::list_checkpoints(folder), false);
+  add(checkpoint::list_undone(folder), true);
   if (options.json) {
     fmt::print(
         "{}\n",
@@ -139,7 +159,8 @@ int list(const CkptOptions& options, const Front& front) {
                    row.contains("generation") ? std::to_string(row["generation"].get<int64_t>()) : "",
                    complete ? format_size(row["bytes"]) : "",
                    complete ? std::to_string(row["files"].get<size_t>()) : "",
-                   complete ? row.contains("undone") ? "complete, set aside" : "complete"
+                   complete ? fmt::format("complete{}{}", options.verify ? "" : ", not read",
+                                          row.contains("undone") ? ", set aside" : "")
                             : fmt::format("{}: {}", row["state"].get<std::string>(),
                                           row["problem"].get<std::string>())});
   }
@@ -153,7 +174,8 @@ int inspect(const CkptOptions& options, const Front& front) {
   Json tensors = Json::object();
   for (const auto& [name, tensor] : source->tensors()) {
     bytes += tensor.bytes();
-    tensors[name] = {{"dtype", tensor.dtype}, {"shape", tensor.shape}};
+    tensors[name] = {{"dtype", tensor.dtype},
+                     {"shape", checkpoint::shape_in_file(tensor.dtype, tensor.shape)}};
   }
   Json document{{"schema", "trireme.ckpt.inspect/1"},
                 {"path", source->path()},
@@ -177,8 +199,9 @@ int inspect(const CkptOptions& options, const Front& front) {
   fmt::print("\n");
   report::Table table({{"tensor"}, {"dtype"}, {"shape"}, {"size", Align::kRight}});
   for (const auto& [name, tensor] : source->tensors())
-    table.add_row(
-        {name, tensor.dtype, fmt::format("{}", fmt::join(tensor.shape, " x ")), format_size(tensor.bytes())});
+    table.add_row({printable_line(name), tensor.dtype,
+                   fmt::format("{}", fmt::join(checkpoint::shape_in_file(tensor.dtype, tensor.shape), " x ")),
+                   format_size(tensor.bytes())});
   fmt::print("{}", table.to_string(terminal_columns(STDOUT_FILENO)));
   return 0;
 }
@@ -188,12 +211,15 @@ std::vector<std::string> problems_of(const std::string& path, int64_t& bytes) {
     const Checkpoint found(path);
     bytes += found.index().bytes();
     return found.verify();
+  } catch (const checkpoint::Removed&) {
+    throw;
   } catch (const Error& error) {
     return {error.what()};
   }
 }
 
-/// One checkpoint, or all of a run. Exit code 7 when any is damaged.
+/// One checkpoint, or all of a run. Exit code 7 when any is damaged. Those of a run that are removed
+/// meanwhile are left out; where none remains, or the one that was named is removed, it throws Removed.
 int verify(const CkptOptions& options, const Front& front) {
   std::vector<std::string> paths;
   if (checkpoint::is_checkpoint(options.path)) {
@@ -204,11 +230,19 @@ int verify(const CkptOptions& options, const Front& front) {
       for (const Listed& listed : all) paths.push_back(folder.path_of(listed.name));
     }
   }
-  Json rows = Json::array();
+  Json rows = Json::array(), gone = Json::array();
   bool good = true;
   for (const std::string& path : paths) {
     int64_t bytes = 0;
-    const std::vector<std::string> problems = problems_of(path, bytes);
+    std::vector<std::string> problems;
+    try {
+      problems = problems_of(path, bytes);
+    } catch (const checkpoint::Removed& removed) {
+      gone.push_back(path);
+      if (gone.size() == paths.size()) throw;
+      log_info("left out: {}", removed.what());
+      continue;
+    }
     good &= problems.empty();
     rows.push_back({{"path", path}, {"bytes", bytes}, {"problems", problems}});
     if (options.json) continue;
@@ -216,8 +250,11 @@ int verify(const CkptOptions& options, const Front& front) {
     for (const std::string& problem : problems) fmt::print("  {}\n", problem);
   }
   if (options.json)
-    fmt::print("{}\n",
-               Json{{"schema", "trireme.ckpt.verify/1"}, {"good", good}, {"checkpoints", rows}}.dump(2));
+    fmt::print("{}\n", Json{{"schema", "trireme.ckpt.verify/1"},
+                            {"good", good},
+                            {"checkpoints", rows},
+                            {"removed_meanwhile", gone}}
+                           .dump(2));
   return static_cast<int>(good ? ExitCode::kOk : ExitCode::kCorruptData);
 }
 
@@ -248,7 +285,7 @@ int diff(const CkptOptions& options, const Front& front) {
   }
   report::Table table({{"tensor"}, {"differs"}, {"by at most", Align::kRight}});
   for (const auto& difference : differences)
-    table.add_row({difference.tensor, difference.what,
+    table.add_row({printable_line(difference.tensor), difference.what,
                    difference.largest > 0.0 ? fmt::format("{:.3g}", difference.largest) : ""});
   fmt::print("{}", table.to_string(terminal_columns(STDOUT_FILENO)));
   return code;
@@ -367,6 +404,7 @@ void add_ckpt(CLI::App& app, Front& front) {
   CLI::App* verb =
       add_verb(*ckpt, front, options, "list", "List the checkpoints of a run, oldest first", list);
   add_path(verb, "RUN", options->path, kRun);
+  verb->add_flag("--verify", options->verify, "Read every byte and check it against the digests");
   verb = add_verb(*ckpt, front, options, "inspect", "Show the contents of a checkpoint or safetensors file",
                   inspect);
   add_path(verb, "PATH", options->path, kOne);
@@ -389,7 +427,8 @@ void add_ckpt(CLI::App& app, Front& front) {
                  "Replace TO if it is a file, or with --to an empty folder or an earlier export");
   verb->add_flag("--weights-only", options->weights_only, "Leave out the optimizer state");
   add_hugging_face(*ckpt, front);
-  verb = add_verb(*ckpt, front, options, "prune", "Remove all but the newest intact checkpoints", prune);
+  verb = add_verb(*ckpt, front, options, "prune",
+                  "Remove all but the newest checkpoints that are intact, which it reads first", prune);
   add_path(verb, "RUN", options->path, kRun);
   verb->add_option("--keep", options->keep, "Number of checkpoints to keep")->required()->option_text("N");
 }

@@ -15,6 +15,7 @@
 #include "trireme/checkpoint/fit.h"
 #include "trireme/checkpoint/model_folder.h"
 #include "trireme/checkpoint/new_folder.h"
+#include "trireme/checkpoint/unfinished.h"
 #include "trireme/cli/ckpt.h"
 #include "trireme/cli/front.h"
 #include "trireme/cli/weights.h"
@@ -47,9 +48,11 @@ std::string checked_name(const std::string& name) {
   return plan::load({.path = "", .text = "", .overrides = {"name=" + name}}, Environment()).config.name;
 }
 
-void fill(const report::RunDirectory& run, plan::Config config, const checkpoint::Source& weights,
-          const std::string& from) {
-  const std::string file = run.file("checkpoints/final/model.safetensors");
+/// `root`: where the run is going to be.
+void fill(const report::RunDirectory& run, const std::string& root, plan::Config config,
+          const checkpoint::Source& weights, const std::string& from) {
+  constexpr const char* kWeights = "checkpoints/final/model.safetensors";
+  const std::string file = run.file(kWeights);
   make_directories(fs::path(file).parent_path());
   const std::vector<std::string> names = checkpoint::parameter_names(plan::describe(config.model, 1));
   const std::set<std::string> wanted(names.begin(), names.end());
@@ -60,8 +63,25 @@ void fill(const report::RunDirectory& run, plan::Config config, const checkpoint
   checkpoint::carry_file(from, checkpoint::kModelConfigName, beside);
   const checkpoint::CarriedFiles carried = checkpoint::carried_files(from);
   for (const std::string& name : carried.there) checkpoint::carry_file(from, name, beside);
-  config.model.weights = fs::canonical(file);
+  config.model.weights = fs::canonical(root) / fs::path(run.path()).filename() / kWeights;
   write_file_atomic(run.file("config.yaml"), plan::to_yaml({config, {}}));
+}
+
+/// A run that is there with all its weights or not at all, however this ends.
+report::RunDirectory make_imported(const plan::Config& config, const checkpoint::Source& weights,
+                                   const std::string& from, const Front& front) {
+  const std::string root = front.runs_root();
+  make_directories(root);
+  const checkpoint::Unfinished place(root + "/" + config.name, checkpoint::Unfinished::Kind::kFolder);
+  const auto run = report::RunDirectory::create(place.path(), config.name,
+                                                {.command = front.command,
+                                                 .config_yaml = plan::to_yaml({config, {}}),
+                                                 .device = "cpu",
+                                                 .mesh = "",
+                                                 .ranks = 1});
+  fill(run, root, config, weights, from);
+  run.finish(0);
+  return run.move_to(root);
 }
 
 int import_hf(const ImportOptions& options, const Front& front) {
@@ -74,19 +94,7 @@ int import_hf(const ImportOptions& options, const Front& front) {
   const auto weights = checkpoint::open_model_folder(options.folder);
   checkpoint::check_fit(*weights, plan::describe(config.model, config.data.seq_len), options.drop_extra);
   checkpoint::check_tied_head(options.folder);
-  const auto run = report::RunDirectory::create(front.runs_root(), config.name,
-                                                {.command = front.command,
-                                                 .config_yaml = plan::to_yaml({config, {}}),
-                                                 .device = "cpu",
-                                                 .mesh = "",
-                                                 .ranks = 1});
-  try {
-    fill(run, config, *weights, options.folder);
-  } catch (const Error& error) {
-    run.finish(static_cast<int>(error.exit_code()));
-    throw;
-  }
-  run.finish(0);
+  const report::RunDirectory run = make_imported(config, *weights, options.folder, front);
   const std::string path = report::as_typed(run.path());
   if (options.json) {
     const int64_t params = plan::describe(config.model, config.data.seq_len).params;

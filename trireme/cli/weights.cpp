@@ -226,11 +226,11 @@ FoundWeights find_weights(const std::string& word, const std::string& config, co
   FoundWeights found;
   if (describes_itself(word)) {
     found = {word, config.empty() ? model_of_folder(word) : plan::ModelConfig(), word};
-  } else if (!config.empty() && (is_there(word + "/index.json") || checkpoint::is_model_folder(word) ||
+  } else if (!config.empty() && (checkpoint::is_checkpoint(word) || checkpoint::is_model_folder(word) ||
                                  fs::is_regular_file(word))) {
     found.path = word;
-  } else if (is_there(word + "/index.json")) {
-    found = of_checkpoint(fs::canonical(word));
+  } else if (checkpoint::is_checkpoint(word)) {
+    found = of_checkpoint(fs::weakly_canonical(word));
   } else if (fs::is_regular_file(word) || checkpoint::is_model_folder(word)) {
     throw ConfigError("[cli.weights] {} does not record which model it belongs to; add --config CONFIG.yaml",
                       word);

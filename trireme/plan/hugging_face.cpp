@@ -162,15 +162,18 @@ class Keys {
   std::set<std::string> known_;
 };
 
-/// "rope_parameters" of version 5, which has the base as well, or "rope_scaling" of version 4.
+/// "rope_parameters" of version 5, which has the base as well, or "rope_scaling" of version 4. Where both say
+/// something, transformers takes all of "rope_scaling" and nothing of the other
+/// (RotaryEmbeddingConfigMixin.convert_rope_params_to_dict).
 void read_rope(Keys& keys, ModelConfig& model, const std::set<std::string>& without,
                std::vector<std::string>& problems) {
   const Json* old_base = keys.find("rope_theta");
   model.rope_theta = old_base != nullptr ? keys.number("rope_theta") : 10000.0;
   const Json* scaling = keys.find("rope_scaling");
   const Json* parameters = keys.find("rope_parameters");
-  const std::string name = parameters != nullptr ? "rope_parameters" : "rope_scaling";
-  const Json* object = parameters != nullptr ? parameters : scaling;
+  const bool has_scaling = scaling != nullptr && !(scaling->is_object() && scaling->empty());
+  const std::string name = has_scaling ? "rope_scaling" : "rope_parameters";
+  const Json* object = has_scaling ? scaling : parameters;
   if (object == nullptr) return;
   if (!object->is_object()) {
     keys.wrong<int>(name, *object, "must be an object", 0);

@@ -86,7 +86,10 @@ std::string make_unique_folder(const std::string& root, const std::string& name)
   constexpr int kAttempts = 100;
   for (int attempt = 0; attempt < kAttempts; ++attempt) {
     const std::string path = fmt::format("{}/{}-{}-{}", root, folder_safe(name), utc_compact(), random_id());
-    if (::mkdir(path.c_str(), 0755) == 0) return path;
+    if (::mkdir(path.c_str(), 0755) == 0) {
+      sync_folder(root);
+      return path;
+    }
     if (errno != EEXIST) fail("create folder", path, errno);
   }
   throw EnvironmentError("[report.run_dir] found no free folder name in {} in {} attempts; clean it up", root,
@@ -391,6 +394,15 @@ RunDirectory RunDirectory::create(const std::string& root, const std::string& na
   point_latest(root, fs::path(run.path_).filename().string());
   sync_folder(root);
   return run;
+}
+
+RunDirectory RunDirectory::move_to(const std::string& root) const {
+  const std::string folder = fs::path(path_).filename().string();
+  const RunDirectory moved(root + "/" + folder);
+  if (::rename(path_.c_str(), moved.path_.c_str()) != 0) fail("move a run to", moved.path_, errno);
+  sync_folder(root);
+  point_latest(root, folder);
+  return moved;
 }
 
 RunDirectory RunDirectory::open(const std::string& path) {

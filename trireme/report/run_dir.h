@@ -68,6 +68,10 @@ class RunDirectory {
   /// that reads or writes the manifest throws EnvironmentError.
   static RunDirectory open(const std::string& path);
 
+  /// Moves a run that was made elsewhere on the same disk to `root`, and points `root`/latest at it: from
+  /// then on it is one of its runs, with all that is in it. Throws EnvironmentError.
+  RunDirectory move_to(const std::string& root) const;
+
   /// Absolute. A run that a link in its parent folder stands for lies where the link is.
   const std::string& path() const { return path_; }
   std::string file(const std::string& relative) const { return path_ + "/" + relative; }

@@ -195,7 +195,7 @@ Checkpointing::Resumed Checkpointing::resume() {
     if (path.empty()) return {};
     if (path == "?") {
       throw DataError(
-          "[train.resume] none of the checkpoints in {} can be read; 'trireme ckpt list' says why. Remove "
+          "[train.resume] none of the checkpoints in {} can be read; 'trireme ckpt verify' says why. Remove "
           "them to start at step 1",
           folder_);
     }
@@ -288,6 +288,7 @@ checkpoint::ShardSpec Checkpointing::snapshot(int64_t step) {
 /// The thread: nothing here communicates but through the folder.
 void Checkpointing::write(const checkpoint::ShardSpec& spec, const std::string& temporary,
                           const std::string& state) {
+  bool committed = false;
   try {
     if (copy_) copy_->wait();
     const checkpoint::Folder folder(folder_ + "/" + temporary);
@@ -300,12 +301,15 @@ void Checkpointing::write(const checkpoint::ShardSpec& spec, const std::string& 
                       .seconds = kShareOfTimeout * config_.comm.timeout_s,
                       .cancelled = [this] { return given_up_.load(); }});
       ++written_;
-      prune();
+      committed = true;
     }
   } catch (const std::exception& error) {
     fail(temporary, error.what());
   }
   writing_ = false;
+  writing_.notify_all();
+  if (committed) prune();
+  pruning_ = false;
 }
 
 /// Ends the save under way; rank 0 hears that it waits in vain.
@@ -318,23 +322,29 @@ void Checkpointing::fail(const std::string& temporary, const std::string& reason
 /// What cannot be removed is no fault of what was saved.
 void Checkpointing::prune() {
   try {
-    store_->prune(config_.checkpoint.keep);
+    store_->prune(config_.checkpoint.keep, [this] { return given_up_ || monotonic_seconds() > read_until_; });
   } catch (const Error& error) {
     log_warning("an old checkpoint was not removed: {}", error.what());
   }
 }
 
-void Checkpointing::join() {
-  if (writer_.joinable()) writer_.join();
-  pieces_.clear();
+double Checkpointing::patience_end() const {
+  return monotonic_seconds() + kShareOfTimeout * config_.comm.timeout_s;
 }
 
-/// Compares how the last save ended; false while some rank still writes.
-bool Checkpointing::settle() {
+/// Rank 0 may be reading back for longer than others wait for it: then the next save removes what is older.
+void Checkpointing::join() {
+  if (!writer_.joinable()) return;
+  read_until_ = patience_end();
+  writer_.join();
+  read_until_ = std::numeric_limits<double>::infinity();
+}
+
+/// Compares how the last save ended; false while some rank is `busy` with it.
+bool Checkpointing::settle(bool busy) {
   if (!unsettled_) return true;
-  const bool writing = writing_;
-  if (any_rank(writing)) return false;
-  join();
+  if (any_rank(busy)) return false;
+  pieces_.clear();
   unsettled_ = false;
   if (any_rank(!error_.empty())) {
     ++failed_;
@@ -362,16 +372,18 @@ std::optional<double> Checkpointing::save(const StepRecord& record, bool last) {
   const double begin = monotonic_seconds();
   const auto waited_ms = [begin] { return 1e3 * (monotonic_seconds() - begin); };
   if (last) join();
-  if (!settle()) {
+  if (!settle(writing_ || pruning_)) {
     ++late_;
     return std::nullopt;
   }
+  join();
   temporary_ = checkpoint::temporary_name(record.step, generation_, ++attempt_);
   if (!begin_folder(temporary_)) {
     ++failed_;
     return std::nullopt;
   }
   writing_ = true;
+  pruning_ = true;
   unsettled_ = true;
   try {
     writer_ = std::thread([this, spec = snapshot(record.step), state = run_state(parts_, scaler_, record)] {
@@ -380,16 +392,22 @@ std::optional<double> Checkpointing::save(const StepRecord& record, bool last) {
   } catch (const EnvironmentError& error) {
     fail(temporary_, error.what());
     writing_ = false;
+    pruning_ = false;
   }
-  if (last || !config_.checkpoint.async) finish();
+  if (last || !config_.checkpoint.async) {
+    writing_.wait(true);
+    settle(false);
+  }
   return waited_ms();
 }
 
 void Checkpointing::finish() {
   join();
-  settle();
+  settle(false);
   // An attempt may have died between its last save and this; one that had nothing to save does it instead.
-  if (store_ && enabled() && resumes_ && written_ == 0) prune();
+  if (!store_ || !enabled() || !resumes_ || written_ > 0) return;
+  read_until_ = patience_end();
+  prune();
 }
 
 bool Checkpointing::has_written() const {

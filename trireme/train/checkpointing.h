@@ -6,6 +6,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <limits>
 #include <map>
 #include <memory>
 #include <optional>
@@ -59,7 +60,8 @@ class Checkpointing {
   /// Saves the state after the step, and the step's record: a run that is killed before it has published the
   /// record can do so when it goes on. Returns the milliseconds that training has waited; none when the save
   /// before is still being written, or this one cannot begin. A save that fails is a warning: training goes
-  /// on. `last`: the save is not skipped, and is on the disk when this returns. Collective.
+  /// on. `last`: the save is not skipped, and is on the disk when this returns. A checkpoint that is on the
+  /// disk is read back before older ones are removed, while training goes on. Collective.
   std::optional<double> save(const StepRecord& record, bool last);
   /// To be called before anything changes parameters or the optimizer's state: the current stream goes on
   /// when the state that is being saved has been copied.
@@ -91,13 +93,14 @@ class Checkpointing {
   Resumed restore(const SavedRun& run, const std::string& path);
   std::string choose(const std::string& older_than);
   bool any_rank(bool mine) const;
-  bool settle();
+  bool settle(bool busy);
   bool begin_folder(const std::string& temporary);
   checkpoint::ShardSpec snapshot(int64_t step);
   void write(const checkpoint::ShardSpec& spec, const std::string& temporary, const std::string& state);
   void fail(const std::string& temporary, const std::string& reason);
   void prune();
   void join();
+  double patience_end() const;
 
   const TrainOptions& options_;
   const plan::Config& config_;
@@ -116,6 +119,9 @@ class Checkpointing {
   std::string temporary_;           ///< folder of the save under way, or of the last
   std::thread writer_;
   std::atomic<bool> writing_{false}, given_up_{false};
+  std::atomic<bool> pruning_{false};  ///< from a save on, until the thread has removed what is older
+  /// When reading back for prune() ends without a result, because this thread waits and other ranks for it.
+  std::atomic<double> read_until_{std::numeric_limits<double>::infinity()};
   std::string error_;       ///< of the last save, from its thread; empty: none
   bool unsettled_ = false;  ///< a save has begun whose outcome ranks have not compared
   int64_t written_ = 0, late_ = 0, failed_ = 0;
