@@ -182,7 +182,7 @@ TEST(SafetensorsWriter, RefusesWhatWasNotDeclared) {
   EXPECT_THROW(writer.write("a", at::ones({2, 3}, at::kDouble)), LogicError);
   writer.write("a", at::ones({2, 3}));
   EXPECT_THROW(writer.write("a", at::ones({2, 3})), LogicError);
-  EXPECT_THROW(SafetensorsWriter(scratch.path("c"), {{"c", {at::kComplexFloat, {1}}}}, {}), LogicError);
+  EXPECT_THROW(SafetensorsWriter(scratch.path("c"), {{"c", {at::kComplexDouble, {1}}}}, {}), LogicError);
   EXPECT_THROW(SafetensorsWriter(scratch.path("c"), {{"__metadata__", {at::kFloat, {1}}}}, {}), LogicError);
 }
 
