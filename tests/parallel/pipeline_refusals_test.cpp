@@ -169,6 +169,56 @@ TEST(PipelineFaults, StagesThatAreNotARanksOwnAllRanksRefuse) {
   });
 }
 
+/// Other ranks have modules of their own for both stages, and would wait for this one.
+TEST(PipelineFaults, OneModuleForTwoStagesAllRanksRefuse) {
+  const PipelineRun run{.schedule = ScheduleName::kInterleaved1F1B, .pp = 2, .chunks = 2};
+  const plan::Schedule schedule = test::schedule_of(run);
+  for (const int64_t refusing : {0, 1}) {
+    const auto began = std::chrono::steady_clock::now();
+    test::run_ranks(
+        2,
+        [&](const std::shared_ptr<comm::World>& world) {
+          const comm::Mesh mesh = test::mesh_of(world, run);
+          std::vector<parallel::Stage> stages;
+          const auto modules = test::stages_of(schedule, mesh.pp_rank, run, stages);
+          ASSERT_EQ(stages.size(), 2u);
+          if (world->rank() == refusing) stages[1].module = stages[0].module;
+          test::expect_refusal([&] { parallel::Pipeline(schedule, stages, test::squared_error, mesh); },
+                               {fmt::format("stages {} and {} of rank {} have one parameter", refusing,
+                                            refusing + 2, refusing),
+                                "PipelineOptions::tied"});
+        },
+        /*timeout_s=*/60.0);
+    EXPECT_LT(std::chrono::steady_clock::now() - began, std::chrono::seconds(20)) << "nobody waits in vain";
+  }
+}
+
+/// Modules that the engine of one stage does not take; all have their parameters back for the next attempt.
+TEST(PipelineFaults, AModuleThatOneRankCannotWrapAllRanksRefuse) {
+  for (const char* policy : {"ddp", "zero2", "fsdp"}) {
+    const PipelineRun run{.pp = 2, .dp = 2, .policy = policy};
+    const plan::Schedule schedule = test::schedule_of(run);
+    test::run_ranks(
+        4,
+        [&](const std::shared_ptr<comm::World>& world) {
+          const comm::Mesh mesh = test::mesh_of(world, run);
+          std::vector<parallel::Stage> stages;
+          const auto modules = test::stages_of(schedule, mesh.pp_rank, run, stages);
+          const parallel::PipelineOptions options = test::options_of(run, schedule);
+          at::Tensor kept;
+          if (world->rank() == 3) kept = modules.front()->parameters().front().detach();
+          test::expect_refusal(
+              [&] { parallel::Pipeline(schedule, stages, test::squared_error, mesh, options); },
+              {"another tensor has the memory of parameter"});
+          kept = at::Tensor();
+          parallel::Pipeline pipeline(schedule, stages, test::squared_error, mesh, options);
+          pipeline.forward_backward(rows(3000, 8), rows(4000, 8));
+          pipeline.skip_step();
+        },
+        /*timeout_s=*/60.0);
+  }
+}
+
 TEST(PipelineFaults, RefusesALastStageWithoutLoss) {
   const PipelineRun run{.pp = 1};
   test::run_ranks(1, [&](const std::shared_ptr<comm::World>& world) {

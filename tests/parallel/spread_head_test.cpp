@@ -181,8 +181,8 @@ test::PipelineOutcome train_whole(const PipelineRun& run = {}) {
   return outcome;
 }
 
-void expect_near(const test::PipelineOutcome& got, const test::PipelineOutcome& wanted,
-                 const std::string& what) {
+void expect_trained_alike(const test::PipelineOutcome& got, const test::PipelineOutcome& wanted,
+                          const std::string& what) {
   ASSERT_EQ(got.weights.size(), wanted.weights.size()) << what;
   for (const auto& [name, weight] : wanted.weights) {
     const double size = weight.to(at::kDouble).norm().item<double>();
@@ -204,7 +204,7 @@ TEST(SpreadHead, TrainsAsInOnePieceUnderEverySchedule) {
       for (const int64_t pp : {2, 4}) {
         const int64_t chunks = plan::takes_chunks(schedule) ? 2 : 1;
         const PipelineRun run{.schedule = schedule, .pp = pp, .chunks = chunks, .tied = tied};
-        expect_near(train_spread(run), wanted, run.label());
+        expect_trained_alike(train_spread(run), wanted, run.label());
       }
     }
   }
@@ -217,7 +217,7 @@ TEST(SpreadHead, GoesWithEveryPolicy) {
     for (const char* policy : {"ddp", "zero1", "zero2", "fsdp"}) {
       for (const ScheduleName schedule : {ScheduleName::k1F1B, ScheduleName::kZbV}) {
         const PipelineRun run{.schedule = schedule, .dp = 2, .policy = policy, .tied = tied};
-        expect_near(train_spread(run), wanted, run.label());
+        expect_trained_alike(train_spread(run), wanted, run.label());
       }
     }
   }
@@ -228,7 +228,7 @@ TEST(SpreadHead, ATiedOneIsFrozenAndThawed) {
   at::set_num_threads(1);
   for (const char* policy : {"ddp", "fsdp"}) {
     const PipelineRun run{.dp = 2, .policy = policy, .tied = true, .frozen_steps = {1, 2}};
-    expect_near(train_spread(run), train_whole(run), run.label());
+    expect_trained_alike(train_spread(run), train_whole(run), run.label());
   }
 }
 

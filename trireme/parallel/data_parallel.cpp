@@ -126,7 +126,8 @@ void DataParallel::gradient_complete(size_t unit, size_t param) {
     abandon_step();  // what others have added to gradients must not count
     throw LogicError(
         "[parallel.backward] parameter {} was differentiated outside the engine; call engine.backward(loss), "
-        "not loss.backward()",
+        "not loss.backward(). If it was another engine's backward(), as a generator's that goes through a "
+        "discriminator, set requires_grad to false on this engine's parameters until that pass is over",
         units_[unit]->params()[param].first);
   }
   if (!completion_.trainable()[unit][param]) return;  // frozen since its forward pass
@@ -228,7 +229,17 @@ bool DataParallel::averages_before_hook() const {
 
 /// All micro-batches of the step have their weights now, and none of its gradients has been reduced.
 void DataParallel::begin_sums(bool last_micro_batch) {
-  if (last_micro_batch && averages_before_hook()) shared_.before_hook = mean_.settle_before_sum();
+  if (!last_micro_batch || !averages_before_hook()) return;
+  settle_mean();
+  shared_.before_hook = mean_.take_before_sum();
+}
+
+/// Ranks exchange the weights of their micro-batches, and with them what each has frozen.
+void DataParallel::settle_mean() {
+  const Completion::Flags& trainable = completion_.trainable();
+  const at::Tensor notes =
+      mean_.settle(mean_.exchanges() ? frozen_alike_.note_on_device(trainable) : at::Tensor());
+  if (notes.defined()) frozen_alike_.compare(notes, trainable);
 }
 
 /// Runs a backward pass, or what replaces one: when it throws, for whatever reason, the step is forgotten.

@@ -24,6 +24,7 @@
 #include "trireme/parallel/evaluation.h"
 #include "trireme/parallel/executor.h"
 #include "trireme/parallel/flat_unit.h"
+#include "trireme/parallel/frozen_alike.h"
 #include "trireme/parallel/gradient_mean.h"
 #include "trireme/plan/model_facts.h"
 
@@ -71,12 +72,23 @@ class DataParallel {
   /// they become complete. Forward and backward of a step are called on one stream of the device, any one.
   /// The gradient is the mean over all micro-batches of all ranks by `weight`, or their sum
   /// (Options::average): with a loss that is the mean over n rows, the weight n gives the mean over all rows.
-  /// A loss in bf16 or fp16 counts with its weight as that dtype rounds it. When it returns, the current
+  /// A loss in bf16 or fp16 counts with its weight as that dtype rounds it. Parameters apart, all that the
+  /// pass reaches sees gradients times loss_factor(): hooks on activations, inputs, and leaves outside of the
+  /// module. When it returns, the current
   /// stream waits for all reductions; where every rank then gathers the reduced gradient, step() waits for
-  /// that. Throws LogicError for what is no loss with a graph, that names parameters without gradient, and
-  /// when nobody has used the gradient of the step before. When the pass itself throws, for whatever reason,
-  /// the step is forgotten as by skip_step(): repeat it from its first micro-batch, on all ranks. Collective.
+  /// that. Throws LogicError for what is no loss with a graph, that names parameters without gradient or
+  /// one that not all ranks have frozen (on a GPU in the next step), for a weight that is not 0 and not
+  /// within 1e-20 and 1e20, and when nobody has used the gradient of the step before. When the pass itself
+  /// throws, for whatever reason, the step is forgotten as by skip_step(): repeat it from its first
+  /// micro-batch, on all ranks. Collective.
   void backward(const at::Tensor& loss, double weight = 1.0);
+  /// What backward() and accumulate() multiply a loss of this dtype by before they differentiate it: the
+  /// weight, divided by the number of ranks where gradients are means. Only parameters get the mean, once
+  /// ranks have added up. Divide by it what a hook on an activation sees, the gradient of an input, or that
+  /// of a leaf outside of the module, to have what loss.backward() gives.
+  double loss_factor(double weight = 1.0, at::ScalarType loss = at::kFloat) const {
+    return mean_.factor_of(weight, loss);
+  }
   /// backward() for a micro-batch that other micro-batches of the step follow. Collective where parameters
   /// are sharded, or gradients are reduced after every micro-batch.
   void accumulate(const at::Tensor& loss, double weight = 1.0);
@@ -153,9 +165,10 @@ class DataParallel {
   /// its update.
   void swap_averages(optim::Optimizer& optimizer);
 
-  /// For optimizers of torch: this rank's part of the fp32 masters of parameters that require gradients, by
-  /// name: whole and of the parameter's shape where this rank has all of it, else a range of its elements,
-  /// (n), which may be empty. backward() sets their grad(). Right for optimizers that treat each element by
+  /// For optimizers of torch: this rank's part of the fp32 masters of all parameters, by name: whole and of
+  /// the parameter's shape where this rank has all of it, else a range of its elements, (n), which may be
+  /// empty. backward() sets their grad(), but of parameters that are frozen, whose grad() is undefined, so
+  /// that optimizers leave them out until they are thawed. Right for optimizers that treat each element by
   /// itself (AdamW, SGD, Adagrad, RMSprop), and under ddp for all. From then on gradients go to these tensors
   /// only.
   std::vector<std::pair<std::string, at::Tensor>> named_optimizer_tensors();
@@ -339,6 +352,8 @@ class DataParallel {
   void finish_step();
   void complete_gradient();
   double handed_out_norm(const std::vector<std::string>& without) const;
+  double norm_of(double squares) const;
+  void settle_mean();
   void end_update();
   void unshard_held();
   void check_complete(const char* operation) const;
@@ -364,6 +379,7 @@ class DataParallel {
   Executor executor_;
   Completion completion_;
   GradientMean mean_;
+  mutable FrozenAlike frozen_alike_;
   std::unique_ptr<nn::TouchWatch> touch_;
   bool params_marked_ = false;  ///< in touch_, not only pieces
   bool order_agreed_ = false;

@@ -59,8 +59,7 @@ std::vector<std::pair<std::string, at::Tensor>> DataParallel::named_optimizer_te
   std::vector<std::pair<std::string, at::Tensor>> tensors;
   for (const auto& unit : units_) {
     for (const FlatUnit::Piece& piece : unit->pieces()) {
-      const auto& [name, leaf] = unit->params()[piece.param];
-      if (leaf.requires_grad()) tensors.emplace_back(name, piece.master);
+      tensors.emplace_back(unit->params()[piece.param].first, piece.master);
     }
   }
   return tensors;

@@ -42,7 +42,7 @@ DataParallel::DataParallel(torch::nn::Module& module, const std::vector<plan::Un
                            UseFrom use_from)
     : module_(module),
       options_(checked(options)),
-      mesh_(mesh),
+      mesh_(checked(mesh)),
       use_from_(use_from),
       groups_(make_groups()),
       beside_(options.overlap && !options.device.is_cpu()),
@@ -56,6 +56,7 @@ DataParallel::DataParallel(torch::nn::Module& module, const std::vector<plan::Un
       executor_(units_, setting()),
       completion_(units_, [this](size_t unit, size_t param) { gradient_complete(unit, param); }),
       mean_(*mesh_.dp, options.average, options.device),
+      frozen_alike_(*mesh_.dp, units_),
       unwinding_(std::uncaught_exceptions()) {
   for (const auto& unit : units_) views_.push_back(unit.get());
   // Writes past a bucket's version counters, by data(), would not reach masters that lie elsewhere.

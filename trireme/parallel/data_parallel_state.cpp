@@ -56,9 +56,8 @@ CommTimes DataParallel::take_times() {
 /// For means ranks exchange the weights of their micro-batches at the end of a pass, which cannot be
 /// recorded.
 bool DataParallel::can_be_recorded() const {
-  const bool exchanges_weights = options_.average == Average::kMean && mesh_.dp->size() > 1;
   return use_from_ != UseFrom::kOperators && options_.hook.hook == Hook::kNone && !handed_out_ &&
-         !exchanges_weights && plan::recording_obstacle(executor_.program()).empty();
+         !mean_.exchanges() && plan::recording_obstacle(executor_.program()).empty();
 }
 
 void DataParallel::stay_in_place() {

@@ -2,6 +2,7 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <utility>
 
@@ -55,10 +56,23 @@ double DataParallel::grad_norm(const std::vector<std::string>& without) const {
   if (handed_out_ && complete_) return handed_out_norm(without);
   double mine = local_grad_squares();
   for (const std::string& parameter : without) mine -= param_grad_squares(parameter).item<double>();
+  return norm_of(mine) * mean_.to_norm();
+}
+
+/// The norm of what the ranks have by the squares of each. Sums have no weights that ranks exchange, so here
+/// they compare what is frozen.
+double DataParallel::norm_of(double mine) const {
   if (mine < 0.0) mine = 0.0;  // by rounding; what is not finite stays so
+  const Completion::Flags& trainable = completion_.trainable();
+  const auto [upper, lower] = frozen_alike_.note(trainable);
   std::vector<double> squares;
-  for (const auto& rank : comm::gather_scalars(*mesh_.dp, {mine})) squares.push_back(rank[0]);
-  return std::sqrt(sum_over_ranks(squares)) * mean_.to_norm();
+  std::vector<std::array<double, 2>> notes;
+  for (const auto& rank : comm::gather_scalars(*mesh_.dp, {mine, upper, lower})) {
+    squares.push_back(rank[0]);
+    notes.push_back({rank[1], rank[2]});
+  }
+  frozen_alike_.compare(notes, trainable);
+  return std::sqrt(sum_over_ranks(squares));
 }
 
 /// Measures again, since others may have edited what was handed out, and torch's own clip_grad_value_() does
@@ -71,10 +85,7 @@ double DataParallel::handed_out_norm(const std::vector<std::string>& without) co
     const auto [unit, index] = place_of(parameter);
     mine -= units_[unit]->piece_grad_squares_of(index).item<double>();
   }
-  if (mine < 0.0) mine = 0.0;  // by rounding; what is not finite stays so
-  std::vector<double> squares;
-  for (const auto& rank : comm::gather_scalars(*mesh_.dp, {mine})) squares.push_back(rank[0]);
-  return std::sqrt(sum_over_ranks(squares));
+  return norm_of(mine);
 }
 
 double DataParallel::clip_grad_norm(double max_norm) {
@@ -95,7 +106,7 @@ void DataParallel::scale_gradient(double factor) {
 /// The end of a step's last backward pass.
 void DataParallel::complete_gradient() {
   completion_.forget();
-  if (!averages_before_hook()) mean_.settle();
+  if (!averages_before_hook()) settle_mean();
   complete_ = true;
   for (const auto& unit : units_) {
     if (!unit->trainable()) unit->clear_gradients();

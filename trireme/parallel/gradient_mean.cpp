@@ -10,6 +10,9 @@
 namespace trireme::parallel {
 namespace {
 
+/// Weights outside of these bounds would take gradients beyond the range of fp32, or below it.
+constexpr double kLeastWeight = 1e-20, kMostWeight = 1e20;
+
 bool rounds(at::ScalarType loss) {
   return loss == at::kHalf || loss == at::kBFloat16;
 }
@@ -27,10 +30,13 @@ void GradientMean::check(double weight, at::ScalarType loss) const {
                 "least 0; pass its number of rows or tokens, or leave it out",
                 ranks_.ranks()[static_cast<size_t>(ranks_.rank())], weight);
   const double factor = factor_of(weight, loss);
-  TRIREME_CHECK(std::isfinite(factor) && (factor > 0.0) == (weight > 0.0),
-                "[parallel.backward] rank {}: a micro-batch has the weight {}, which is out of range for a "
-                "loss in {}; divide all weights by one number, since only their ratios count in a mean",
-                ranks_.ranks()[static_cast<size_t>(ranks_.rank())], weight, c10::toString(loss));
+  const bool in_bounds = weight == 0.0 || (weight >= kLeastWeight && weight <= kMostWeight);
+  TRIREME_CHECK(
+      in_bounds && std::isfinite(factor) && (factor > 0.0) == (weight > 0.0),
+      "[parallel.backward] rank {}: a micro-batch has the weight {}, which is out of range for "
+      "gradients of a loss in {}; multiply all weights by one number that brings them near 1, since "
+      "only their ratios count in a mean",
+      ranks_.ranks()[static_cast<size_t>(ranks_.rank())], weight, c10::toString(loss));
 }
 
 double GradientMean::add(double weight, at::ScalarType loss) {
@@ -39,13 +45,19 @@ double GradientMean::add(double weight, at::ScalarType loss) {
   return factor;
 }
 
-void GradientMean::settle() {
+at::Tensor GradientMean::settle(const at::Tensor& note) {
   to_update_ = to_norm_ = {};
   const double mine = std::exchange(weight_sum_, 0.0);
-  if (average_ == Average::kSum) return;
+  if (average_ == Average::kSum) return {};
   const auto ranks = static_cast<double>(ranks_.size());
-  const at::Tensor own = at::full({1}, mine, at::TensorOptions().device(device_).dtype(at::kDouble));
-  const at::Tensor weights = ranks_.size() > 1 ? comm::gather_rows(ranks_, own).sum() : own.sum();
+  const at::TensorOptions fp64 = at::TensorOptions().device(device_).dtype(at::kDouble);
+  at::Tensor weights = at::full({1}, mine, fp64), notes;
+  if (exchanges()) {
+    const at::Tensor rows = comm::gather_rows(ranks_, at::cat({weights, note}));
+    weights = rows.select(1, 0).contiguous();
+    notes = rows.narrow(1, 1, note.numel()).contiguous();
+  }
+  weights = weights.sum();
   if (device_.is_cpu()) {
     const double sum = weights.item<double>();
     TRIREME_CHECK(sum > 0.0,
@@ -56,10 +68,10 @@ void GradientMean::settle() {
     to_norm_.device = at::where(weights > 0.0, ranks / weights, 0.0);
     to_update_.device = to_norm_.device.to(at::kFloat);
   }
+  return notes;
 }
 
-optim::GradScale GradientMean::settle_before_sum() {
-  settle();
+optim::GradScale GradientMean::take_before_sum() {
   to_norm_ = {};
   return std::exchange(to_update_, {});
 }

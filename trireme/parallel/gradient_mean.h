@@ -22,12 +22,18 @@ class GradientMean {
   /// they add, so that sums keep the range of one rank's gradient. bf16 and fp16 round the factor, so the
   /// mean counts the weight that is left of it.
   double add(double weight, at::ScalarType loss = at::kFloat);
-  /// After the last micro-batch. Collective for means; a GPU's host does not wait. Throws LogicError on a CPU
-  /// when all weights are 0; on a GPU the gradient is 0 then.
-  void settle();
-  /// The same when the last micro-batch has begun: what the caller multiplies every rank's gradients by
-  /// before they are added up, which makes them those of the step.
-  optim::GradScale settle_before_sum();
+  /// What the loss of a micro-batch of `weight` is multiplied by before it is differentiated.
+  double factor_of(double weight, at::ScalarType loss = at::kFloat) const;
+  /// Whether ranks tell each other their weights in settle().
+  bool exchanges() const { return average_ == Average::kMean && ranks_.size() > 1; }
+  /// After the last micro-batch. Collective for means; a GPU's host does not wait. Returns what all ranks
+  /// have given as `note`, (k) fp64 on the device, which travels with the weights: (ranks, k); not used, and
+  /// undefined, unless it exchanges(). Throws LogicError on a CPU when all weights are 0; on a GPU the
+  /// gradient is 0 then.
+  at::Tensor settle(const at::Tensor& note);
+  /// After a settle() when the last micro-batch has begun: what the caller multiplies every rank's gradients
+  /// by before they are added up, which makes them those of the step.
+  optim::GradScale take_before_sum();
   /// Forgets the micro-batches of this step.
   void drop() { weight_sum_ = 0.0; }
 
@@ -49,8 +55,6 @@ class GradientMean {
   void set_state(const State& state);
 
  private:
-  double factor_of(double weight, at::ScalarType loss) const;
-
   comm::Group& ranks_;
   Average average_;
   c10::Device device_;

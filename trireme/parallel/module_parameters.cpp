@@ -1,8 +1,10 @@
 #include "trireme/parallel/module_parameters.h"
 
 #include <ATen/MemoryOverlap.h>
+#include <torch/csrc/autograd/variable.h>
 #include <torch/nn/module.h>
 
+#include <algorithm>
 #include <map>
 #include <unordered_map>
 #include <unordered_set>
@@ -28,6 +30,42 @@ plan::Range bytes_of(const at::Tensor& tensor) {
   const auto size = static_cast<int64_t>(tensor.element_size());
   return {tensor.storage_offset() * size, (last + 1) * size};
 }
+
+/// The tensors of one storage that a module registers, and those that these keep themselves: a view such as
+/// torch::randn({2, 3}).t() keeps the tensor that it was made of, for autograd.
+class Holders {
+ public:
+  void add_registered(const at::Tensor& tensor) {
+    registered_.insert(tensor.unsafeGetTensorImpl());
+    add(tensor);
+  }
+  /// Whether nobody else has the storage, or a handle of a tensor that was kept.
+  bool are_all(const c10::Storage& memory) const {
+    if (memory.use_count() > known_.size()) return false;
+    return std::ranges::all_of(kept_, [this](const auto& kept) {
+      return registered_.contains(kept.first) ||
+             c10::raw::intrusive_ptr::use_count(kept.first) <= kept.second;
+    });
+  }
+
+ private:
+  void add(const at::Tensor& tensor) {
+    if (!known_.insert(tensor.unsafeGetTensorImpl()).second) return;
+    const auto* const view = torch::autograd::impl::get_view_autograd_meta(tensor);
+    if (view == nullptr) return;
+    if (view->has_bw_view()) keep(tensor, view->get_backward_view().base_);
+    if (view->has_fw_view() && !view->shared_view_info()) keep(tensor, view->get_forward_view().base_);
+  }
+  void keep(const at::Tensor& view, const at::Tensor& base) {
+    if (!base.has_storage() || base.storage().unsafeGetStorageImpl() != view.storage().unsafeGetStorageImpl())
+      return;
+    ++kept_[base.unsafeGetTensorImpl()];
+    add(base);
+  }
+
+  std::unordered_set<c10::TensorImpl*> known_, registered_;
+  std::unordered_map<c10::TensorImpl*, size_t> kept_;  ///< and by how many views
+};
 
 struct Occupied {
   std::string name;
@@ -72,6 +110,30 @@ void check_separate_memory(const torch::nn::Module& module) {
     if (has_memory && by_memory.contains(buffer.storage().unsafeGetStorageImpl()) &&
         seen.insert(buffer.unsafeGetTensorImpl()).second)
       occupy(entry.key(), buffer);
+  }
+}
+
+void check_no_other_holder(const torch::nn::Module& module, const char* operation) {
+  std::unordered_map<const c10::StorageImpl*, Holders> by_memory;
+  const auto note = [&](const at::Tensor& tensor) {
+    if (tensor.defined() && tensor.has_storage())
+      by_memory[tensor.storage().unsafeGetStorageImpl()].add_registered(tensor);
+  };
+  const auto params = module_parameters(module);
+  for (const ModuleParameter& param : params) note(param.tensor);
+  for (const auto& entry : module.named_buffers()) note(entry.value());
+  for (const auto& [name, aliases, tensor] : params) {
+    if (tensor.numel() == 0 ||
+        by_memory.at(tensor.storage().unsafeGetStorageImpl()).are_all(tensor.storage()))
+      continue;
+    throw LogicError(
+        "[{}] another tensor has the memory of parameter {} of {}, such as weight.t() that a constructor "
+        "kept "
+        "as a plain member, a detached copy, or what the graph of an earlier pass keeps. The engine moves "
+        "the "
+        "parameter to other memory, so that tensor would stay as it is. Make it in forward(), or clone() it; "
+        "drop outputs and losses of earlier passes",
+        operation, name, module.name());
   }
 }
 

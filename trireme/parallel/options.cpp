@@ -4,6 +4,7 @@
 #include <string_view>
 
 #include "trireme/base/error.h"
+#include "trireme/comm/mesh.h"
 #include "trireme/plan/saved_copy.h"
 
 namespace trireme::parallel {
@@ -47,6 +48,19 @@ const Options& checked(const Options& options) {
   throw ConfigError("[parallel.options] {} cannot be combined with {}: {}",
                     options.hook.hook == Hook::kLocalSgd ? "local SGD" : "a communication hook",
                     options.policy.label(), obstacle);
+}
+
+const comm::Mesh& checked(const comm::Mesh& mesh) {
+  for (const plan::Axis axis : {plan::Axis::kTp, plan::Axis::kCp}) {
+    if (mesh.shape.size(axis) == 1) continue;
+    throw ConfigError(
+        "[parallel.options] the mesh ({}) has {} ranks along {}, but modules and pipelines are not split "
+        "along "
+        "it, so these ranks would train copies of one part; make the mesh with {} of 1",
+        mesh.shape.to_string(), mesh.shape.size(axis), plan::kAxisNames[static_cast<size_t>(axis)],
+        plan::kAxisNames[static_cast<size_t>(axis)]);
+  }
+  return mesh;
 }
 
 }  // namespace trireme::parallel

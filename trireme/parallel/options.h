@@ -13,6 +13,10 @@
 #include "trireme/parallel/compression.h"
 #include "trireme/plan/policy.h"
 
+namespace trireme::comm {
+struct Mesh;
+}
+
 namespace trireme::parallel {
 
 using plan::ReduceWhen;
@@ -55,6 +59,8 @@ struct Options {
 
 /// The options; throws ConfigError that names a value out of its bounds, and options that do not go together.
 const Options& checked(const Options& options);
+/// The mesh; throws ConfigError where it has ranks along tp or cp, along which nothing here splits a module.
+const comm::Mesh& checked(const comm::Mesh& mesh);
 
 /// To which group of an optimizer a parameter belongs.
 using GroupRule = std::function<optim::Group(const std::string& name, at::IntArrayRef shape)>;

@@ -9,6 +9,7 @@
 #include "trireme/base/error_of.h"
 #include "trireme/kernels/range.h"
 #include "trireme/nn/deferred_gradients.h"
+#include "trireme/parallel/module_parameters.h"
 #include "trireme/parallel/pipeline_recorder.h"
 #include "trireme/parallel/stage_links.h"
 #include "trireme/plan/stage_program.h"
@@ -72,7 +73,7 @@ comm::Mesh stage_mesh(const plan::Schedule& schedule, const comm::Mesh& mesh) {
 
 Pipeline::Pipeline(plan::Schedule schedule, std::vector<Stage> stages, StageLoss loss, const comm::Mesh& mesh,
                    const PipelineOptions& options)
-    : schedule_(std::move(schedule)), loss_(std::move(loss)), mesh_(mesh), options_(options) {
+    : schedule_(std::move(schedule)), loss_(std::move(loss)), mesh_(checked(mesh)), options_(options) {
   check_mesh();
   agree_on_schedule();
   program_ = plan::lower(schedule_, rank(), options_.ahead);
@@ -84,7 +85,7 @@ Pipeline::Pipeline(plan::Schedule schedule, std::vector<Stage> stages, StageLoss
   take_tied_copies(gather_unless_refused(refusal, tied_copies()));
   stage_mesh_ = stage_mesh(schedule_, mesh_);
   make_ties();
-  make_engines();
+  make_engines_together();
   plan_reductions();
   links_ = std::make_unique<StageLinks>(*mesh_.world, mesh_.pp->ranks(), program_);
   record(options_.record);
@@ -92,7 +93,11 @@ Pipeline::Pipeline(plan::Schedule schedule, std::vector<Stage> stages, StageLoss
 
 Pipeline::~Pipeline() {
   in_flight_.clear();
-  // One after the other: giving parameters back is collective where they are sharded.
+  end_engines();
+}
+
+/// One after the other: giving parameters back is collective where they are sharded.
+void Pipeline::end_engines() {
   for (auto& engine : engines_) engine.reset();
   for (StageAtWork& stage : stages_) stage.engine.reset();
 }
@@ -142,11 +147,32 @@ void Pipeline::take_stages(std::vector<Stage> stages) {
   }
   TRIREME_CHECK(loss_ || !makes_loss(stages_.back().index),
                 "[parallel.pipeline] the last stage has no loss function");
+  std::map<const c10::TensorImpl*, int64_t> owners;
+  for (const StageAtWork& stage : stages_) {
+    for (const ModuleParameter& param : module_parameters(*stage.module)) {
+      const auto [owner, is_new] = owners.emplace(param.tensor.unsafeGetTensorImpl(), stage.index);
+      TRIREME_CHECK(
+          is_new,
+          "[parallel.pipeline] stages {} and {} of rank {} have one parameter, which stage {} calls {}; "
+          "give each stage a module of its own, and list copies that shall stay equal in "
+          "PipelineOptions::tied",
+          owner->second, stage.index, rank(), stage.index, param.name);
+    }
+  }
 }
 
 Pipeline::StageAtWork* Pipeline::stage_here(int64_t index) {
   const auto found = std::ranges::find(stages_, index, &StageAtWork::index);
   return found == stages_.end() ? nullptr : &*found;
+}
+
+/// What one rank refuses of its modules all do. Modules have their parameters back then.
+void Pipeline::make_engines_together() {
+  const auto mine = error_of([&] { make_engines(); });
+  const auto refusal = error_of([&] { gather_unless_refused(mine, {}); });
+  if (!refusal) return;
+  end_engines();
+  std::rethrow_exception(refusal);
 }
 
 void Pipeline::make_engines() {

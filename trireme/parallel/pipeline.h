@@ -216,7 +216,9 @@ class Pipeline {
   void check_sends() const;
   void agree_on_schedule();
   void take_stages(std::vector<Stage> stages);
+  void make_engines_together();
   void make_engines();
+  void end_engines();
   /// Of what this rank has, before ranks wait for each other. Throws LogicError for a tie of what is not
   /// there.
   void find_ties();

@@ -1,7 +1,6 @@
 // What ranks of a pipeline tell each other beside messages: that they have the same schedule and batches, and
 // what one of them refuses or has failed at.
 #include <ATen/ATen.h>
-#include <c10/util/Exception.h>
 
 #include <atomic>
 #include <functional>
@@ -11,6 +10,7 @@
 #include "trireme/base/error.h"
 #include "trireme/base/hash.h"
 #include "trireme/nn/deferred_gradients.h"
+#include "trireme/parallel/agreement.h"
 #include "trireme/parallel/pipeline.h"
 #include "trireme/parallel/stage_links.h"
 
@@ -30,24 +30,6 @@ double fingerprint(const plan::Schedule& schedule) {
   const std::string text = fmt::format("{}{}{}", static_cast<int>(schedule.placement), schedule.spread_head,
                                        plan::to_csv(schedule));
   return static_cast<double>(std::hash<std::string>()(text) >> 12);
-}
-
-/// Exit code and text of an error; 0 and none where there is no error.
-std::pair<ExitCode, std::string> code_and_text(const std::exception_ptr& error) {
-  if (!error) return {ExitCode::kOk, {}};
-  try {
-    std::rethrow_exception(error);
-  } catch (const Error& known) {
-    return {known.exit_code(), known.what()};
-  } catch (const c10::OutOfMemoryError& full) {
-    return {ExitCode::kOutOfMemory, full.what_without_backtrace()};
-  } catch (const c10::Error& from_torch) {
-    return {ExitCode::kFailed, from_torch.what_without_backtrace()};
-  } catch (const std::exception& other) {
-    return {ExitCode::kFailed, other.what()};
-  } catch (...) {
-    return {ExitCode::kFailed, "something was thrown that is no std::exception"};
-  }
 }
 
 /// Equal for equal weights, and exact as a double; -1: none.

@@ -4,14 +4,18 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <functional>
 #include <map>
-#include <set>
+#include <utility>
 
 #include "trireme/base/error.h"
-#include "trireme/base/hash.h"
+#include "trireme/base/error_of.h"
 #include "trireme/base/log.h"
 #include "trireme/base/text.h"
+#include "trireme/base/utf8.h"
+#include "trireme/checkpoint/safetensors.h"
 #include "trireme/nn/torch_internals.h"
+#include "trireme/parallel/agreement.h"
 #include "trireme/parallel/module_parameters.h"
 #include "trireme/parallel/unit_choice.h"
 #include "trireme/plan/buckets.h"
@@ -33,6 +37,29 @@ std::vector<plan::ParamSpec> param_specs(const Module& module) {
   return specs;
 }
 
+/// Before training, not at the first save. Throws LogicError for a name or a dtype that files of weights do
+/// not have.
+void check_storable(const std::string& name, const at::Tensor& tensor, const Module& module,
+                    const char* operation) {
+  if (!is_utf8(name) || name == "__metadata__")
+    throw LogicError(
+        "[parallel.{}] {} of {} has a name that files of weights cannot have: it is {}; register it under "
+        "another name",
+        operation, printable(name), module.name(), is_utf8(name) ? "reserved" : "not UTF-8");
+  const bool strided = tensor.layout() == at::kStrided && !tensor.is_quantized();
+  if (strided && !error_of([&] { checkpoint::safetensors_dtype(tensor.scalar_type(), name); })) return;
+  throw LogicError(
+      "[parallel.{}] {} of {} is {}, {}, which files of weights cannot hold, so its first save would fail; "
+      "register it in another form, or keep it as a plain member of the module",
+      operation, name, module.name(), c10::toString(tensor.scalar_type()), c10::str(tensor.layout()));
+}
+
+void check_buffers(const Module& module, const char* operation) {
+  for (const auto& entry : module.named_buffers()) {
+    if (entry.value().defined()) check_storable(entry.key(), entry.value(), module, operation);
+  }
+}
+
 void check_parameters(const Module& module, const char* operation) {
   const auto params = module_parameters(module);
   TRIREME_CHECK(!params.empty(), "[parallel.{}] {} has no parameters", operation, module.name());
@@ -44,23 +71,53 @@ void check_parameters(const Module& module, const char* operation) {
           "before; destroy that engine first",
           operation, name, module.name());
     }
-    if (!param.is_floating_point() || param.device() != first.device()) {
+    if (!param.is_floating_point())
       throw LogicError(
-          "[parallel.{}] parameter {} is {} on {}, but {} is {} on {}; all must be floating point and on one "
-          "device",
-          operation, name, c10::toString(param.scalar_type()), param.device().str(), params.front().name,
-          c10::toString(first.scalar_type()), first.device().str());
-    }
+          "[parallel.{}] parameter {} of {} is {}, but the engine trains floating-point ones; register what "
+          "is not trained as a buffer, and the parts of a complex parameter as two",
+          operation, name, module.name(), c10::toString(param.scalar_type()));
+    check_storable(name, param, module, operation);
+    for (const std::string& alias : aliases) check_storable(alias, param, module, operation);
+    if (param.scalar_type() == at::kDouble)
+      throw LogicError(
+          "[parallel.{}] parameter {} of {} is Double, but the engine's masters are fp32, which would round "
+          "it; "
+          "convert it before by parameter.set_data(parameter.to(at::kFloat)), or train it without an engine",
+          operation, name, module.name());
+    if (param.device() != first.device())
+      throw LogicError(
+          "[parallel.{}] parameter {} of {} is on {}, but {} is on {}; move the module to one device",
+          operation, name, module.name(), param.device().str(), params.front().name, first.device().str());
     check_writable(name, param, fmt::format("parallel.{}", operation).c_str());
   }
   check_separate_memory(module);
+  check_no_other_holder(module, fmt::format("parallel.{}", operation).c_str());
 }
 
-void broadcast_from_root(at::Tensor tensor, const comm::Mesh& mesh) {
+/// The elements that have memory of their own, of which expand() shows each several times.
+at::Tensor without_repeats(at::Tensor tensor) {
+  for (int64_t dim = 0; dim < tensor.dim(); ++dim) {
+    if (tensor.stride(dim) == 0 && tensor.size(dim) > 1) tensor = tensor.narrow(dim, 0, 1);
+  }
+  return tensor;
+}
+
+/// As bytes, so that tensors of every dtype travel.
+void broadcast_from_root(const at::Tensor& tensor, const comm::Mesh& mesh) {
+  if (tensor.numel() == 0) return;
   const at::NoGradGuard no_grad;
-  at::Tensor on_device = tensor.detach().to(mesh.world->device()).contiguous();
-  mesh.dp->broadcast(on_device, 0);
-  if (!on_device.is_alias_of(tensor)) tensor.detach().copy_(on_device);
+  const c10::InferenceMode as_it_was_made(tensor.is_inference());  // or nothing could be written to it
+  const at::Tensor place = without_repeats(tensor.detach());
+  const at::Tensor on_device = place.resolve_conj().resolve_neg().to(mesh.world->device()).contiguous();
+  at::Tensor bytes = on_device.view({-1}).view(at::kByte);
+  mesh.dp->broadcast(bytes, 0);
+  if (!on_device.is_alias_of(place)) place.copy_(on_device);
+}
+
+void broadcast_buffers(const Module& module, const comm::Mesh& mesh) {
+  for (const auto& entry : module.named_buffers()) {
+    if (entry.value().defined()) broadcast_from_root(entry.value(), mesh);
+  }
 }
 
 /// A parameter's elements as rank 0 had them.
@@ -94,6 +151,20 @@ Options engine_options(const WrapOptions& options, const std::string& policy, co
           .users_module = true};
 }
 
+/// A line each.
+std::vector<std::string> description_of_buffers(const Module& module) {
+  std::vector<std::string> lines;
+  for (const auto& entry : module.named_buffers()) {
+    const at::Tensor& tensor = entry.value();
+    lines.push_back(tensor.defined()
+                        ? fmt::format("buffer {} {}[{}]", entry.key(), c10::toString(tensor.scalar_type()),
+                                      fmt::join(tensor.sizes(), ", "))
+                        : fmt::format("buffer {} undefined", entry.key()));
+  }
+  lines.push_back("no further buffer");
+  return lines;
+}
+
 /// All that must be the same on all ranks, a line each.
 std::vector<std::string> description_of(const Module& module, const WrapOptions& options,
                                         const Options& engine) {
@@ -110,44 +181,8 @@ std::vector<std::string> description_of(const Module& module, const WrapOptions&
                                 fmt::join(tensor.sizes(), ", "), tensor.requires_grad() ? "" : " frozen",
                                 aliases.empty() ? "" : " also " + join(aliases, ", ")));
   lines.push_back("no further parameter");
+  for (std::string& line : description_of_buffers(module)) lines.push_back(std::move(line));
   return lines;
-}
-
-/// The text of the first rank.
-std::string text_of_first(std::string text, const comm::Mesh& mesh) {
-  const c10::Device device = mesh.world->device();
-  at::Tensor size = at::full({1}, static_cast<int64_t>(text.size()), at::kLong).to(device);
-  mesh.dp->broadcast(size, 0);
-  text.resize(static_cast<size_t>(size.item<int64_t>()));
-  at::Tensor bytes =
-      at::from_blob(text.data(), {static_cast<int64_t>(text.size())}, at::kByte).clone().to(device);
-  mesh.dp->broadcast(bytes, 0);
-  const at::Tensor host = bytes.cpu();
-  return {static_cast<const char*>(host.const_data_ptr()), text.size()};
-}
-
-/// Collectives tell parameters apart only by their order, so ranks compare their modules before the first
-/// one.
-void check_alike(const std::vector<std::string>& lines, const comm::Mesh& mesh, const char* operation) {
-  const std::string mine = join(lines, "\n");
-  const auto [upper, lower] = comm::in_halves(xxh3(mine));
-  const auto hashes = comm::gather_scalars(*mesh.dp, {upper, lower});
-  const auto other = std::ranges::find_if(hashes, [&](const auto& rank) { return rank != hashes.front(); });
-  if (other == hashes.end()) return;
-  const int64_t first_rank = mesh.dp->ranks().front(), rank = mesh.world->rank();
-  const std::string first = text_of_first(mine, mesh);
-  if (first == mine) {
-    throw LogicError(
-        "[parallel.{}] rank {} wraps a different module than rank {}, or with different options; its message "
-        "names the first difference",
-        operation, mesh.dp->ranks()[static_cast<size_t>(other - hashes.begin())], rank);
-  }
-  const std::vector<std::string> others = split(first, '\n');
-  const auto differs = std::ranges::mismatch(lines, others);
-  throw LogicError(
-      "[parallel.{}] ranks wrap different modules: rank {} has '{}' where rank {} has '{}'; build the same "
-      "module with the same options on all ranks, and register parameters in the same order",
-      operation, rank, *differs.in1, first_rank, *differs.in2);
 }
 
 void move_buffers(Module& module, at::Device device) {
@@ -155,6 +190,25 @@ void move_buffers(Module& module, at::Device device) {
     at::Tensor buffer = entry.value();
     if (buffer.defined() && buffer.device() != device) buffer.set_data(buffer.to(device));
   }
+}
+
+/// Checks all that can be checked, on all ranks together, and gives the module's buffers rank 0's values.
+/// `check` is for what one kind of engine asks.
+Options prepare(Module& module, const comm::Mesh& mesh, const WrapOptions& options, const char* policy,
+                const char* operation, const std::function<void(const Options&)>& check) {
+  Options engine;
+  std::vector<std::string> lines;
+  const auto refusal = error_of([&] {
+    check_parameters(module, operation);
+    check_buffers(module, operation);
+    engine = checked(engine_options(options, options.policy.empty() ? policy : options.policy, mesh));
+    check(engine);
+    lines = description_of(module, options, engine);
+  });
+  check_alike(lines, refusal, mesh, operation);
+  move_buffers(module, engine.device);
+  broadcast_buffers(module, mesh);
+  return engine;
 }
 
 /// Rank 0 says what was made of the module.
@@ -208,16 +262,14 @@ std::vector<plan::UnitSpec> block_units(const Module& module, const std::vector<
 
 std::unique_ptr<DataParallel> data_parallel(Module& module, const comm::Mesh& mesh,
                                             const WrapOptions& options) {
-  check_parameters(module, "data_parallel");
-  const Options engine = engine_options(options, options.policy.empty() ? "ddp" : options.policy, mesh);
-  if (engine.policy.shard_parameters) {
-    throw ConfigError(
-        "[parallel.data_parallel] {} shards parameters; use fully_shard, or ddp, zero1 or zero2",
-        engine.policy.label());
-  }
-  check_alike(description_of(module, options, checked(engine)), mesh, "data_parallel");
+  const Options engine =
+      prepare(module, checked(mesh), options, "ddp", "data_parallel", [](const Options& made) {
+        if (made.policy.shard_parameters)
+          throw ConfigError(
+              "[parallel.data_parallel] {} shards parameters; use fully_shard, or ddp, zero1 or zero2",
+              made.policy.label());
+      });
   const Initializer initializer = values_of(module, mesh);
-  move_buffers(module, engine.device);
   const auto units = plan::make_buckets(param_specs(module), c10::elementSize(engine.compute),
                                         plan::bucket_bytes(options.bucket_mib));
   return std::make_unique<DataParallel>(module, units, mesh, engine, initializer, UseFrom::kBuckets);
@@ -225,25 +277,19 @@ std::unique_ptr<DataParallel> data_parallel(Module& module, const comm::Mesh& me
 
 std::unique_ptr<DataParallel> fully_shard(Module& module, const comm::Mesh& mesh,
                                           const WrapOptions& options) {
-  check_parameters(module, "fully_shard");
-  const Options engine = engine_options(options, options.policy.empty() ? "fsdp" : options.policy, mesh);
-  const auto units = block_units(module, options.blocks, options.min_unit_numel);
-  check_alike(description_of(module, options, checked(engine)), mesh, "fully_shard");
+  std::vector<plan::UnitSpec> units;
+  const Options engine = prepare(module, checked(mesh), options, "fsdp", "fully_shard", [&](const Options&) {
+    units = block_units(module, options.blocks, options.min_unit_numel);
+  });
   const Initializer initializer = values_of(module, mesh);
-  move_buffers(module, engine.device);
   auto made = std::make_unique<DataParallel>(module, units, mesh, engine, initializer, UseFrom::kOperators);
   announce(*made, module, mesh);
   return made;
 }
 
 void sync_buffers(Module& module, const comm::Mesh& mesh) {
-  std::vector<at::Tensor> buffers;
-  for (const auto& entry : module.named_buffers()) {
-    if (!entry.value().defined() || !entry.value().is_floating_point()) continue;
-    check_writable(entry.key(), entry.value(), "parallel.sync_buffers");
-    buffers.push_back(entry.value());
-  }
-  for (const at::Tensor& buffer : buffers) broadcast_from_root(buffer, mesh);
+  check_alike(description_of_buffers(module), {}, mesh, "sync_buffers");
+  broadcast_buffers(module, mesh);
 }
 
 }  // namespace trireme::parallel

@@ -11,7 +11,8 @@
 //
 // or torch::optim::AdamW optimizer(engine->optimizer_tensors(), 1e-3) with optimizer.step(). Gradients are
 // means over ranks and micro-batches. Parameters are moved to the world's device and to Options::compute, and
-// start with rank 0's values; buffers are moved, and broadcast from rank 0 when sync_buffers() is called.
+// start with rank 0's values, as buffers of all dtypes do; sync_buffers() gives these to all ranks again.
+// Only parameters get means: hooks on activations, and gradients of inputs, see DataParallel::loss_factor().
 // When the engine ends the module has its parameters back. Weights and states in files: state_file.h.
 // Code that reads parameters past the dispatcher (data_ptr(), own kernels) must hold them:
 // DataParallel::Held.
@@ -46,8 +47,10 @@ struct WrapOptions {
 
 /// DDP, ZeRO-1 or ZeRO-2: parameters whole on every rank, gradients reduced in buckets. Collective. Throws
 /// ConfigError when the policy shards parameters, LogicError that names what the engine cannot take: a module
-/// that is wrapped already, parameters of several devices or of no floating dtype, another module or other
-/// options than rank 0's; ConfigError for options out of their bounds.
+/// that is wrapped already, parameters of several devices, of no floating dtype or fp64, memory of a
+/// parameter that another tensor has, what files of weights cannot hold, another module or other options than
+/// rank 0's; ConfigError for options out of their bounds and for ranks along tp or cp. What one rank refuses
+/// all do.
 std::unique_ptr<DataParallel> data_parallel(torch::nn::Module& module, const comm::Mesh& mesh,
                                             const WrapOptions& options = {});
 
@@ -58,8 +61,8 @@ std::unique_ptr<DataParallel> data_parallel(torch::nn::Module& module, const com
 std::unique_ptr<DataParallel> fully_shard(torch::nn::Module& module, const comm::Mesh& mesh,
                                           const WrapOptions& options = {});
 
-/// Floating-point buffers take rank 0's values: running statistics of BatchNorm. Collective. Throws
-/// LogicError naming a buffer that nothing can be written to, before any is changed.
+/// Buffers of all dtypes take rank 0's values, as running statistics of BatchNorm. Collective. Throws
+/// LogicError naming a buffer that has another shape or dtype than rank 0's, before any is changed.
 void sync_buffers(torch::nn::Module& module, const comm::Mesh& mesh);
 
 /// The units of fully_shard(): the root, then one a block, in the order of `blocks` or, where that is empty,

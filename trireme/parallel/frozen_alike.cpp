@@ -1,0 +1,105 @@
+#include "trireme/parallel/frozen_alike.h"
+
+#include <ATen/ATen.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "trireme/base/error.h"
+#include "trireme/base/hash.h"
+
+namespace trireme::parallel {
+namespace {
+
+/// A byte a parameter, in the order of units.
+std::string bytes_of(const FrozenAlike::Flags& trainable) {
+  std::string bytes;
+  for (const auto& unit : trainable) {
+    for (const bool requires_gradient : unit) bytes += requires_gradient ? '\1' : '\0';
+  }
+  return bytes;
+}
+
+std::vector<std::array<double, 2>> on_host(const at::Tensor& notes) {
+  std::vector<std::array<double, 2>> rows;
+  for (const auto& row : comm::to_numbers(notes)) rows.push_back({row.at(0), row.at(1)});
+  return rows;
+}
+
+}  // namespace
+
+/// The host waits for the copy, but not in steps that follow one with the same flags.
+void FrozenAlike::follow(const Flags& trainable) {
+  if (on_device_.defined() && trainable == noted_) return;
+  noted_ = trainable;
+  note_ = comm::in_halves(xxh3(bytes_of(trainable)));
+  on_device_ = at::tensor({note_[0], note_[1]}, at::kDouble).to(ranks_.device());
+}
+
+const std::array<double, 2>& FrozenAlike::note(const Flags& trainable) {
+  follow(trainable);
+  return note_;
+}
+
+const at::Tensor& FrozenAlike::note_on_device(const Flags& trainable) {
+  follow(trainable);
+  return on_device_;
+}
+
+void FrozenAlike::compare(const std::vector<std::array<double, 2>>& notes, const Flags& trainable) const {
+  if (std::ranges::adjacent_find(notes, std::ranges::not_equal_to()) != notes.end()) name_first(trainable);
+}
+
+void FrozenAlike::compare(const at::Tensor& notes, const Flags& trainable) {
+  check_arrived();
+  if (notes.is_cpu()) return compare(on_host(notes), trainable);
+  const c10::Device device = notes.device();
+  at::Tensor copy = at::empty(notes.sizes(), notes.options().device(at::kCPU).pinned_memory(true));
+  copy.copy_(notes, /*non_blocking=*/true);
+  c10::Event copied(device.type());
+  copied.record(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
+  on_its_way_.emplace(std::move(copy), std::move(copied), trainable);
+}
+
+/// Every rank comes here in the same call, so that all throw together.
+void FrozenAlike::check_arrived() {
+  if (!on_its_way_) return;
+  const OnItsWay arrived = std::move(*on_its_way_);
+  on_its_way_.reset();
+  arrived.copied.synchronize();
+  compare(on_host(arrived.notes), arrived.trainable);
+}
+
+/// Ranks compare with the first one; what they find is the same text everywhere.
+void FrozenAlike::name_first(const Flags& trainable) const {
+  const std::string mine = bytes_of(trainable);
+  at::Tensor first =
+      at::tensor(at::ArrayRef<uint8_t>(reinterpret_cast<const uint8_t*>(mine.data()), mine.size()), at::kByte)
+          .to(ranks_.device());
+  ranks_.broadcast(first, 0);
+  const at::Tensor host = first.cpu();
+  const auto* const firsts = host.const_data_ptr<uint8_t>();
+  double differs = -1.0;
+  for (size_t i = 0; i < mine.size() && differs < 0.0; ++i) {
+    if (static_cast<uint8_t>(mine[i]) != firsts[i]) differs = static_cast<double>(i);
+  }
+  const auto found = comm::gather_scalars(ranks_, {differs});
+  const auto other = std::ranges::find_if(found, [](const auto& rank) { return rank[0] >= 0.0; });
+  std::vector<std::string> names;
+  for (const auto& unit : units_) {
+    for (const auto& [name, leaf] : unit->params()) names.push_back(name);
+  }
+  const auto index = static_cast<size_t>(other->front());
+  const int64_t root = ranks_.ranks().front(),
+                rank = ranks_.ranks()[static_cast<size_t>(other - found.begin())];
+  const bool root_trains = firsts[index] != 0;
+  throw LogicError(
+      "[parallel.backward] ranks have frozen different parameters: {} requires a gradient on rank {}, but "
+      "not "
+      "on rank {}; freeze and thaw the same parameters on all ranks, before the same step",
+      names.at(index), root_trains ? root : rank, root_trains ? rank : root);
+}
+
+}  // namespace trireme::parallel
