@@ -14,7 +14,7 @@ from torch.distributed.algorithms.join import Join
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.nn.functional import mse_loss
+from torch.nn.functional import mse_loss, softplus
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad_norm_
 
@@ -205,6 +205,26 @@ def frozen(rank, ranks, mesh):
     # end of snippet
 
 
+def gan(rank, ranks, mesh):
+    data = list(batches(rank, ranks))
+    generator, discriminator = Net(), nn.Linear(8, 1)
+    # snippet: gan
+    makes, judges = DistributedDataParallel(generator), DistributedDataParallel(discriminator)
+    maker = torch.optim.AdamW(makes.parameters(), lr=1e-3)
+    judge = torch.optim.AdamW(judges.parameters(), lr=1e-3)
+    for x, y in data:
+        fake = makes(x)
+        judge.zero_grad()
+        (softplus(judges(fake.detach())) + softplus(-judges(y))).mean().backward()
+        judge.step()
+        discriminator.requires_grad_(False)
+        maker.zero_grad()
+        softplus(-discriminator(fake)).mean().backward()
+        maker.step()
+        discriminator.requires_grad_(True)
+    # end of snippet
+
+
 # snippet: shared
 class Tied(nn.Module):
     def __init__(self):
@@ -233,6 +253,7 @@ def main():
     uneven(rank, ranks)
     mixed_precision(rank, ranks, mesh)
     frozen(rank, ranks, mesh)
+    gan(rank, ranks, mesh)
     fully_shard(Tied(), mesh=mesh)(torch.arange(10)).sum().backward()
     dist.destroy_process_group()
 

@@ -15,6 +15,7 @@ namespace optim = trireme::optim;
 namespace parallel = trireme::parallel;
 namespace plan = trireme::plan;
 using torch::mse_loss;
+using torch::softplus;
 using torch::optim::AdamWOptions;
 using Weights = std::map<std::string, at::Tensor>;
 
@@ -332,6 +333,51 @@ Weights frozen(const comm::Mesh& mesh, size_t steps) {
   return parallel::full_state(*engine);
 }
 
+void set_trainable(torch::nn::Module& part, bool on) {
+  for (at::Tensor& parameter : part.parameters()) parameter.requires_grad_(on);
+}
+
+/// Weights of a generator that a discriminator judges, each with its engine.
+Weights gan(const comm::Mesh& mesh) {
+  const std::vector<Batch> batches = batches_of(mesh.dp_rank, mesh.dp->size());
+  Net generator;
+  torch::nn::Linear discriminator(8, 1);
+  // snippet: gan
+  const auto makes = parallel::fully_shard(*generator, mesh);
+  const auto judges = parallel::data_parallel(*discriminator, mesh);
+  torch::optim::AdamW maker(makes->optimizer_tensors(), AdamWOptions(1e-3));
+  torch::optim::AdamW judge(judges->optimizer_tensors(), AdamWOptions(1e-3));
+  for (const Batch& batch : batches) {
+    const at::Tensor fake = generator(batch.x);
+    judges->backward((softplus(discriminator(fake.detach())) + softplus(-discriminator(batch.y))).mean());
+    judges->step(judge);
+    set_trainable(*discriminator, false);
+    makes->backward(softplus(-discriminator(fake)).mean());
+    makes->step(maker);
+    set_trainable(*discriminator, true);
+  }
+  // end of snippet
+  return parallel::full_state(*makes);
+}
+
+/// The same in one process without engines.
+Weights gan_in_one_process() {
+  Net generator;
+  torch::nn::Linear discriminator(8, 1);
+  torch::optim::AdamW maker(generator->parameters(), AdamWOptions(1e-3));
+  torch::optim::AdamW judge(discriminator->parameters(), AdamWOptions(1e-3));
+  for (const Batch& batch : batches_of(0, 1)) {
+    const at::Tensor fake = generator(batch.x);
+    judge.zero_grad();
+    (softplus(discriminator(fake.detach())) + softplus(-discriminator(batch.y))).mean().backward();
+    judge.step();
+    maker.zero_grad();
+    softplus(-discriminator(fake)).mean().backward();
+    maker.step();
+  }
+  return weights_of(*generator);
+}
+
 // snippet: shared
 struct TiedImpl : torch::nn::Module {
   TiedImpl() {
@@ -390,6 +436,7 @@ void run(const comm::Mesh& mesh, const std::string& folder) {
   expect(at::equal(five.at(second), two.at(second)),
          "what is frozen during training stays unchanged from then on");
   expect(!at::equal(five.at(third), two.at(third)), "the rest is trained");
+  expect(close(gan(mesh), gan_in_one_process(), 1e-5), "a generator trains as in one process");
   expect(shared(mesh), "a tensor with two names is one parameter");
   expect(close(mixed_precision(mesh), single, 2e-2), "bf16 is near fp32");
 }
