@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "trireme/base/error.h"
+#include "trireme/base/heartbeat.h"
 
 namespace trireme {
 namespace {
@@ -21,6 +22,7 @@ TEST(FlightRecord, HoldsWhatARankNotedThatWasKilled) {
   const pid_t child = ::fork();
   if (child == 0) {
     FlightRecord mine = FlightRecord::open(record.descriptor(), 1);
+    mine.note_joined();
     mine.note_group("dp", {0, 1, 2});
     mine.note('i', "all_gather", 6, "dp", "blocks.0", 1000.0);
     mine.note('d', "all_gather", 6, "dp", "blocks.0", 1001.5);
@@ -100,6 +102,20 @@ TEST(FlightRecord, RefusesDescriptorsThatAreNone) {
   ASSERT_EQ(::ftruncate(other, 1 << 20), 0);
   EXPECT_THROW(FlightRecord::open(other, 0), EnvironmentError) << "of somebody else";
   ::close(other);
+}
+
+TEST(FlightRecord, TheLauncherCountsTheSignsOfLifeOfEachRank) {
+  const FlightRecord record = FlightRecord::make(3);
+  FlightRecord mine = FlightRecord::open(record.descriptor(), 1);
+  EXPECT_EQ(record.all_beats(), (std::vector<uint64_t>{0, 0, 0}));
+  mine.note('i', "all_reduce", 1, "dp", "", 0.0);
+  static std::atomic<uint64_t> elsewhere{0};
+  count_beats_in(mine.beats());
+  beat();
+  count_beats_in(elsewhere);
+  beat();
+  EXPECT_EQ(record.all_beats(), (std::vector<uint64_t>{0, 2, 0}));
+  EXPECT_EQ(elsewhere, 1u);
 }
 
 }  // namespace

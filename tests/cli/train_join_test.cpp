@@ -65,6 +65,21 @@ TEST(TrainJoin, ChecksTheBatchAgainstTheWorldItJoins) {
   EXPECT_FALSE(std::filesystem::exists(front.file("request-1")));
 }
 
+TEST(TrainJoin, DoesNotNameALauncherThatItDoesNotKnow) {
+  FrontProcess front;
+  front.set_worker(recorder(0));
+  const std::pair<const char*, const char*> variables[] = {{"RANK", "0"},
+                                                           {"WORLD_SIZE", "2"},
+                                                           {"LOCAL_RANK", "0"},
+                                                           {"MASTER_PORT", "29500"},
+                                                           {"MASTER_ADDR", "127.0.0.1"}};
+  for (const auto& [name, value] : variables) front.set(name, value);
+  const Outcome clash = front.run({"train", "--device=cpu", "-n", "4"});
+  EXPECT_EQ(clash.code, 2);
+  EXPECT_TRUE(contains(clash.err, "whoever set RANK and WORLD_SIZE")) << clash.err;
+  EXPECT_FALSE(contains(clash.err, "torchrun")) << clash.err;
+}
+
 TEST(TrainJoin, TheFirstRankOfAHostSpeaksForAll) {
   FrontProcess front;
   front.set_worker(recorder(0));

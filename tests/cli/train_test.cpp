@@ -198,5 +198,17 @@ TEST(TrainData, APathThatIsMeantFromTheConfigFileIsPointedOut) {
   EXPECT_TRUE(contains(outcome.err, "did you mean " + front.file("mine/text.txt"))) << outcome.err;
 }
 
+TEST(Train, ACacheThatCannotBeWrittenIsFoundBeforeAnyRankStarts) {
+  FrontProcess front;
+  front.set_worker(recorder(0));
+  front.set("HOME", "/dev/null");  // no folder can be made in it, whoever tries
+  const Outcome refused = front.run({"train", "--device=cpu"});
+  EXPECT_EQ(refused.code, 3) << refused.err;
+  EXPECT_TRUE(contains(refused.err, "set XDG_CACHE_HOME")) << refused.err;
+  EXPECT_FALSE(std::filesystem::exists(front.file("request-0")));
+  front.set("XDG_CACHE_HOME", front.file("cache"));
+  EXPECT_EQ(front.run({"train", "--device=cpu"}).code, 0);
+}
+
 }  // namespace
 }  // namespace trireme::cli

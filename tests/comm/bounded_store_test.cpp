@@ -2,13 +2,25 @@
 #include "trireme/comm/bounded_store.h"
 
 #include <c10/util/Exception.h>
+#include <c10/util/Logging.h>
 #include <gtest/gtest.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <resolv.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
+#include <atomic>
+#include <csignal>
 #include <future>
 #include <thread>
 
 #include "tests/comm/stores.h"
 #include "trireme/base/clock.h"
+#include "trireme/base/descriptor.h"
+#include "trireme/base/host.h"
+#include "trireme/comm/name_server.h"
 
 namespace trireme::comm {
 namespace {
@@ -71,6 +83,99 @@ TEST(BoundedStore, EveryCallOfAFrozenStoreEnds) {
     inner->thaw();
     EXPECT_THROW(store->check({"a"}), c10::DistNetworkError) << "a lost store is not asked again";
   }
+}
+
+/// A frozen store with a pulse that grows at every look, and what is done at one of the looks.
+c10::intrusive_ptr<BoundedStore> beating(const c10::intrusive_ptr<FreezingStore>& inner, double longest_s,
+                                         const std::function<void(int)>& at_look) {
+  const auto looks = std::make_shared<std::atomic<int>>(0);
+  auto made = c10::make_intrusive<BoundedStore>(
+      [inner]() -> c10::intrusive_ptr<c10d::Store> { return inner; }, 5.0, kAnswer_s, longest_s,
+      [looks, at_look] {
+        at_look(++*looks);
+        return static_cast<double>(*looks);
+      });
+  inner->freeze();
+  return made;
+}
+
+TEST(BoundedStore, AHostThatIsOnlySlowIsWaitedFor) {
+  const auto inner = c10::make_intrusive<FreezingStore>();
+  const double started = monotonic_seconds();
+  const auto store = beating(inner, 60.0, [inner](int look) {
+    if (look == 30) inner->thaw();
+  });
+  EXPECT_FALSE(store->check({"a"}));
+  EXPECT_GT(monotonic_seconds() - started, 3 * kAnswer_s) << "it was silent for longer than it may be";
+}
+
+TEST(BoundedStore, AHostThatIsSlowForEverIsGivenUp) {
+  const auto inner = c10::make_intrusive<FreezingStore>();
+  const auto store = beating(inner, 0.5, [](int) {});
+  EXPECT_THROW(store->check({"a"}), c10::DistNetworkError);
+  inner->thaw();
+}
+
+TEST(BoundedStore, AStillPulseIsSilence) {
+  const auto inner = c10::make_intrusive<FreezingStore>();
+  const auto store =
+      c10::make_intrusive<BoundedStore>([inner]() -> c10::intrusive_ptr<c10d::Store> { return inner; }, 5.0,
+                                        kAnswer_s, 60.0, [] { return 7.0; });
+  inner->freeze();
+  const double started = monotonic_seconds();
+  EXPECT_THROW(store->check({"a"}), c10::DistNetworkError);
+  EXPECT_LT(monotonic_seconds() - started, 30.0);
+  inner->thaw();
+}
+
+TEST(ProcessorSeconds, GrowWithWorkAndStandStillInAStoppedProcess) {
+  const double before = processor_seconds(::getpid());
+  while (processor_seconds(::getpid()) <= before) {
+  }
+  const pid_t child = ::fork();
+  if (child == 0) {
+    ::raise(SIGSTOP);
+    ::_exit(0);
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, WUNTRACED), child);
+  const double stopped = processor_seconds(child);
+  EXPECT_GT(stopped, 0.0);
+  std::this_thread::sleep_for(100ms);
+  EXPECT_EQ(processor_seconds(child), stopped);
+  ::kill(child, SIGKILL);
+  ::waitpid(child, &status, 0);
+  EXPECT_EQ(processor_seconds(child), 0.0);
+}
+
+TEST(NameServer, IsAskedNothing) {
+  const Descriptor server(::socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+  sockaddr_in own{};
+  own.sin_family = AF_INET;
+  own.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof own;
+  ASSERT_EQ(::bind(server.get(), reinterpret_cast<sockaddr*>(&own), size), 0);
+  ASSERT_EQ(::getsockname(server.get(), reinterpret_cast<sockaddr*>(&own), &size), 0);
+  std::thread([&] {
+    ASSERT_EQ(::res_init(), 0);
+    _res.nscount = 1;
+    _res.nsaddr_list[0] = own;
+    _res.retrans = _res.retry = 1;
+    const int level = FLAGS_caffe2_log_level;
+    {
+      const WithoutNameServer unnamed;
+      sockaddr_in stranger = own;
+      stranger.sin_addr.s_addr = htonl(0xC0000201);  // 192.0.2.1, RFC 5737
+      char host[NI_MAXHOST];
+      ::getnameinfo(reinterpret_cast<sockaddr*>(&stranger), sizeof stranger, host, sizeof host, nullptr, 0,
+                    0);
+      EXPECT_GE(FLAGS_caffe2_log_level, 2) << "errors only";
+    }
+    EXPECT_EQ(FLAGS_caffe2_log_level, level);
+    EXPECT_EQ(_res.nscount, 1) << "as before";
+  }).join();
+  char question[512];
+  EXPECT_LT(::recv(server.get(), question, sizeof question, MSG_DONTWAIT), 0) << "a name was asked for";
 }
 
 TEST(BoundedStore, ALowerLimitEndsTheCallUnderWay) {

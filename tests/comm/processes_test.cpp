@@ -5,7 +5,10 @@
 #include <gtest/gtest.h>
 #include <sched.h>
 #include <signal.h>
+#include <sys/resource.h>
 #include <unistd.h>
+#include <filesystem>
+#include <iterator>
 
 #include <chrono>
 #include <thread>
@@ -166,6 +169,67 @@ TEST(Processes, ARankThatComesTwiceIsNamedAtOnce) {
   EXPECT_EQ(fork_ranks(3, body), (Codes{0, 0, 0}));
 }
 
+TEST(Processes, TwoProcessesThatAreRankZeroAreBothNamed) {
+  const int64_t port = free_port();
+  const test::Gate joined;
+  const auto body = [&](int64_t process) {
+    if (process == 0) {
+      return expect_comm_error(
+          [&] {
+            std::thread opener([&] {
+              std::this_thread::sleep_for(std::chrono::milliseconds(500));
+              joined.open();
+            });
+            opener.detach();
+            join(spec_of(0, 2, port), 4.0);
+          },
+          {"rank 1 of 2"}, 8.0);
+    }
+    if (!joined.wait(10.0)) return 99;
+    return expect_comm_error([&] { join(spec_of(0, 2, port), 20.0); },
+                             {"two processes joined as rank 0", "on host", "its own RANK"}, 5.0);
+  };
+  EXPECT_EQ(fork_ranks(2, body), (Codes{0, 0}));
+}
+
+TEST(Processes, RanksThatDifferInTheSizeOfTheWorldSaySo) {
+  const int64_t port = free_port();
+  const auto body = [&](int64_t rank) {
+    return expect_comm_error(
+        [&] { join(spec_of(rank, 2 + rank, port), 20.0); },
+        {"the ranks differ in WORLD_SIZE", "rank 0 on host", "rank 1 on host", "give all the same"}, 8.0);
+  };
+  EXPECT_EQ(fork_ranks(2, body), (Codes{0, 0}));
+}
+
+TEST(Processes, MeetAtAnAddressOfIpv6InBrackets) {
+  const int64_t port = free_port();
+  const auto body = [&](int64_t rank) {
+    WorldSpec spec = spec_of(rank, 2, port);
+    spec.master_addr = "[::1]";
+    return sum_of_ranks(*join(spec));
+  };
+  EXPECT_EQ(fork_ranks(2, body), (Codes{0, 0}));
+}
+
+TEST(Processes, ALimitOfOpenFilesIsNamedAsTheCause) {
+  const int64_t port = free_port();
+  const auto body = [&](int64_t rank) {
+    const int64_t open = std::distance(std::filesystem::directory_iterator("/proc/self/fd"),
+                                       std::filesystem::directory_iterator());
+    const rlimit few{.rlim_cur = static_cast<rlim_t>(open + 3), .rlim_max = static_cast<rlim_t>(open + 3)};
+    ::setrlimit(RLIMIT_NOFILE, &few);
+    try {
+      const auto world = join(spec_of(rank, 2, port), 3.0);
+      world->make_group("dp", {0, 1});
+    } catch (const EnvironmentError& error) {
+      return std::string(error.what()).find("ulimit -n") == std::string::npos ? 2 : 0;
+    }
+    return 1;
+  };
+  EXPECT_EQ(fork_ranks(2, body), (Codes{0, 0}));
+}
+
 TEST(Processes, ARankThatDiedMayComeAgain) {
   const int64_t port = free_port();
   const auto body = [&](int64_t process) {
@@ -195,7 +259,7 @@ TEST(Processes, PortInUseIsSaidAtOnce) {
   const auto body = [&](int64_t) {
     return expect_comm_error(
         [&] { join(spec_of(0, 2, listener.port)); },
-        {fmt::format("port {} on 127.0.0.1 is in use", listener.port), "another MASTER_PORT"}, 1.0);
+        {fmt::format("port {} on 127.0.0.1 is in use", listener.port), "another MASTER_PORT"}, 3.0);
   };
   EXPECT_EQ(fork_ranks(1, body), (Codes{0}));
   ::close(listener.fd);
@@ -251,7 +315,7 @@ TEST(Processes, TwoHostsThatLoseEachOtherBothEndAndSayWhoIsMissing) {
     group->all_reduce(tensor, comm::ReduceOp::kSum);
     group->barrier();
     if (rank == 0) hosts.part();
-    const std::string missing = rank == 0 ? "rank 1 has not been seen" : "rank 0 at 10.99.0.1:29500";
+    const std::string missing = rank == 0 ? "rank 1 has not" : "rank 0 at 10.99.0.1:29500";
     return expect_comm_error([&] { group->all_reduce(tensor, comm::ReduceOp::kSum); },
                              {"all_reduce #3 of group dp", "passed its deadline", missing},
                              kDeadline_s + 3.5);

@@ -27,6 +27,10 @@ std::string words(const Sighting& seen) {
 
 TEST(ProgressBoard, DescribesWhereAnotherRankIs) {
   EXPECT_EQ(describe_sighting(2, "", kMine, kNow), "rank 2 has not been seen since it joined");
+  EXPECT_EQ(describe_sighting(2, "", kMine, kNow, {}, 60),
+            "rank 2 has not published where it is, which ranks do once a second; this rank completed #60 of "
+            "group " +
+                std::string(kMine.group) + " with it");
   EXPECT_EQ(words({State::kDone, 40, "broadcast", "dp", 937.0}),
             "rank 2 was last seen before all_gather #41 of group dp (63 s ago)");
   EXPECT_EQ(words({State::kInside, 40, "broadcast", "dp", 937.0}),

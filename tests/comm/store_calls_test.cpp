@@ -70,11 +70,37 @@ Counts calls_of_reports(int64_t size) {
 
 TEST(StoreCalls, JoiningAndMakingAGroupTakeAConstantNumberPerRank) {
   constexpr int64_t kMostPerRank =
-      19;  // greetings, offers, addresses, "connected": 4 calls each, 2 entries, and who it is
+      20;  // greetings, offers, addresses, "connected": 4 calls each, 2 entries, who it is, and how many are
   for (const int64_t size : {2, 4, 8, 16, 32, 64}) {
     const Counts counts = calls_of_set_up(size);
     EXPECT_LE(total(counts), kMostPerRank * size + 16) << size << " ranks: " << fmt::format("{}", counts);
   }
+}
+
+TEST(StoreCalls, ManyRanksMeetWhileOtherWorkTakesAllCores) {
+  constexpr int64_t kRanks = 512, kMostPerRank = 12;
+  const auto store = c10::make_intrusive<CountingStore>();
+  std::atomic<bool> over = false;
+  std::vector<std::thread> busy;
+  for (unsigned i = 0; i < 2 * std::thread::hardware_concurrency(); ++i) {
+    busy.emplace_back([&] {
+      while (!over) {
+      }
+    });
+  }
+  std::atomic<int64_t> met = 0;
+  test::run_ranks(
+      kRanks,
+      [&](std::shared_ptr<World> world) {
+        const std::vector<std::string> texts = world->gather_texts("who", std::to_string(world->rank()));
+        met += texts.at(static_cast<size_t>(kRanks - 1)) == std::to_string(kRanks - 1);
+      },
+      90.0, 90.0, /*peer_memory=*/false, store);
+  over = true;
+  for (std::thread& thread : busy) thread.join();
+  EXPECT_EQ(met, kRanks);
+  const Counts counts = store->take_counts();
+  EXPECT_LE(total(counts), kMostPerRank * kRanks) << fmt::format("{}", counts);
 }
 
 TEST(StoreCalls, ReportsOfAFailureTakeABoundedNumberPerRank) {

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "trireme/base/error.h"
+#include "trireme/launch/restarts.h"
 
 namespace trireme::launch {
 namespace {
@@ -30,6 +31,19 @@ TEST(StoppedInOrder, HoldsForTheSignalsThatAskToStopAndForPreempted) {
   EXPECT_TRUE(stopped_in_order(with_signal(0, SIGINT)));
   EXPECT_TRUE(stopped_in_order(with_signal(0, SIGTERM)));
   EXPECT_FALSE(stopped_in_order(with_signal(0, SIGKILL)));
+}
+
+TEST(Hung, IsCommunicationNamesTheSilenceAndComesBeforeThoseThatLostIt) {
+  RankExit hung = with_signal(1, SIGKILL);
+  hung.hung_s = 20.0;
+  hung.stuck = 'D';
+  EXPECT_EQ(exit_code(hung), 5);
+  EXPECT_FALSE(lost_a_peer(hung));
+  EXPECT_EQ(
+      describe(hung),
+      "rank 1 (pid 100) gave no sign of life for 20 s and was killed (it was blocked in a kernel call)");
+  EXPECT_EQ(culprit(std::vector<RankExit>{with_code(0, 5), hung}).rank, 1);
+  EXPECT_TRUE(may_start_again({.code = 5, .cause = hung}));
 }
 
 TEST(Culprit, PrefersASignalToACodeAndACodeToALostPeer) {

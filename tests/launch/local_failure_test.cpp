@@ -2,7 +2,10 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <csignal>
+#include <thread>
+#include <vector>
 
 #include "tests/launch/job_process.h"
 #include "trireme/base/file.h"
@@ -146,6 +149,53 @@ TEST(LocalFailure, AStubbornRankIsKilledAtTheEndOfTheGraceAndNamed) {
   EXPECT_TRUE(says(outcome, "rank 2 did not stop within 0.6 s and had to be killed")) << outcome.err;
   EXPECT_GT(outcome.seconds, 0.6);
   EXPECT_LT(outcome.seconds, 5.0);
+}
+
+TEST(LocalFailure, ARankThatHangsWhenTheOthersHaveEndedWellIsNamedAndKilled) {
+  LocalJob job = child_job(2, {"beat=0.1", "0:stop="});
+  job.silence_s = 0.6;
+  const Outcome outcome = run(job);
+  EXPECT_EQ(outcome.code, 5);
+  EXPECT_TRUE(says(outcome, "rank 0 (pid ")) << outcome.err;
+  EXPECT_TRUE(says(outcome, "gave no sign of life for 1 s and was killed (it had been stopped by a signal)"))
+      << outcome.err;
+  EXPECT_FALSE(says(outcome, "rank 1")) << outcome.err;
+}
+
+TEST(LocalFailure, RanksThatAllHangAreNamedAndKilled) {
+  LocalJob job = child_job(3, {"beat=0.1", "stop="});
+  job.silence_s = 0.6;
+  const Outcome outcome = run(job);
+  EXPECT_EQ(outcome.code, 5);
+  EXPECT_TRUE(says(outcome, "gave no sign of life for 1 s")) << outcome.err;
+  EXPECT_LT(outcome.seconds, 10.0);
+}
+
+TEST(LocalFailure, ARankThatGivesSignsOfLifeIsWaitedFor) {
+  LocalJob job = child_job(2, {"0:beat=2", "1:exit=0"});
+  job.silence_s = 0.6;
+  EXPECT_EQ(run(job).code, 0);
+  job.args = {"beat=0.1", "sleep=1.5"};
+  job.silence_s = 0.0;
+  EXPECT_EQ(run(job).code, 0) << "without a limit nobody is expected to give any";
+}
+
+TEST(LocalFailure, AJobThatIsSuspendedAsAWholeGoesOn) {
+  const TempDir dir;
+  const std::string file = dir.file("rank-%r");
+  LocalJob job = child_job(2, {"pid-file=" + file, "beat=2"});
+  job.silence_s = 1.5;
+  JobProcess process(job);
+  std::vector<pid_t> ranks;
+  for (const char* name : {"rank-0", "rank-1"}) ranks.push_back(wait_for_pid_file(dir.file(name)));
+  process.signal(SIGSTOP);
+  for (const pid_t rank : ranks) ::kill(rank, SIGSTOP);
+  std::this_thread::sleep_for(std::chrono::seconds(2));  // a suspension is time
+  process.signal(SIGCONT);
+  std::this_thread::sleep_for(
+      std::chrono::milliseconds(100));  // a scheduler wakes one process after the other
+  for (const pid_t rank : ranks) ::kill(rank, SIGCONT);
+  EXPECT_EQ(process.wait().code, 0);
 }
 
 }  // namespace

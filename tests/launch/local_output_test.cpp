@@ -1,9 +1,12 @@
 // Where the words of ranks go: stdout, stderr, logs, terminals.
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
+
 #include <pty.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
+#include <array>
 
 #include <algorithm>
 #include <csignal>
@@ -44,6 +47,21 @@ TEST(LocalOutput, EverythingElseGoesToStderrWithItsRank) {
   EXPECT_EQ(outcome.out, "result\n");
   EXPECT_EQ(sorted_lines(outcome.err),
             (std::vector<std::string>{"[r1] words of 1", "[r2] cut", "[r2] note of 2", "note of 0"}));
+}
+
+TEST(LocalOutput, WhatRankZeroAnnouncesStandsBeforeItsResults) {
+  const TempDir dir;
+  LocalJob job = child_job(2, {"0:err=model", "0:out=step 1", "0:err=later", "1:exit=0"});
+  job.log_dir = dir.path();
+  std::array<int, 2> both;
+  ASSERT_EQ(::pipe(both.data()), 0);
+  JobProcess process(job, both[1], both[1]);
+  ::close(both[1]);
+  std::string text;
+  for (char c = 0; ::read(both[0], &c, 1) == 1;) text += c;
+  ::close(both[0]);
+  EXPECT_EQ(process.wait().code, 0);
+  EXPECT_LT(text.find("model"), text.find("step 1")) << text;
 }
 
 TEST(LocalOutput, ALineOfSeveralRanksIsShownOnce) {

@@ -16,6 +16,9 @@
 #include <string_view>
 #include <thread>
 
+#include "trireme/base/flight_record.h"
+#include "trireme/base/heartbeat.h"
+
 namespace {
 
 int exit_code_on_signal = 0;
@@ -148,9 +151,22 @@ void end_by(int signal) {
   ::raise(signal);
 }
 
+/// Gives signs of life, fifty in a second, for so many seconds.
+void give_signs_of_life(const std::string& seconds) {
+  auto record =
+      trireme::FlightRecord::open(std::stoi(variable("TRIREME_FLIGHT_FD")), std::stoi(variable("RANK")));
+  trireme::count_beats_in(record.beats());
+  for (double left = std::stod(seconds); left > 0.0; left -= 0.02) {
+    trireme::beat();
+    sleep_seconds("0.02");
+  }
+}
+
 void take_step(const std::string& name, const std::string& value) {
   if (name == "exit") std::_Exit(std::stoi(value));
   if (name == "kill") end_by(std::stoi(value));
+  if (name == "beat") give_signs_of_life(value);
+  if (name == "stop") ::raise(SIGSTOP);
   if (name == "sleep") sleep_seconds(value);
   if (name == "out") put(STDOUT_FILENO, value + "\n");
   if (name == "err") put(STDERR_FILENO, value + "\n");

@@ -97,7 +97,7 @@ TEST(World, ReadsTorchrun) {
 
 TEST(World, ReadsRanksSetByHandWithoutAnAgentStore) {
   const WorldSpec world = detect(kRanks);
-  expect_rank_5_of_8(world, "torchrun");
+  expect_rank_5_of_8(world, "unknown");
   EXPECT_FALSE(world.agent_store);
   EXPECT_EQ(world.restart, 0);
 }
@@ -277,7 +277,7 @@ TEST(World, NeverASilentWorldOfOneUnderAnyHint) {
 }
 
 TEST(World, AWorldOfOneThatALauncherAskedForIsAccepted) {
-  EXPECT_EQ(detect({{"RANK", "0"}, {"WORLD_SIZE", "1"}}).launcher, "torchrun");
+  EXPECT_EQ(detect({{"RANK", "0"}, {"WORLD_SIZE", "1"}}).launcher, "unknown");
   EXPECT_EQ(detect({{"OMPI_COMM_WORLD_RANK", "0"}, {"OMPI_COMM_WORLD_SIZE", "1"}}).launcher, "openmpi");
   EXPECT_EQ(detect({{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "1"}, {"SLURM_STEP_ID", "0"}}).launcher, "slurm");
 }
@@ -292,6 +292,15 @@ TEST(World, RefusesNumbersOutOfRange) {
   }
 }
 
+TEST(World, VariablesAreNobodysWhereNothingSaysWhoSetThem) {
+  EXPECT_EQ(refusal({{"RANK", "3"}}).find("torchrun"), std::string::npos);
+  EXPECT_EQ(refusal(kRanks + Variables{{"RANK", "8"}}).find("torchrun"), std::string::npos);
+  test::expect_mentions(refusal({{"RANK", "3"}, {"TORCHELASTIC_RUN_ID", "x"}}),
+                        {"the variables of torchrun"});
+  EXPECT_EQ(launcher_in_words("slurm"), "slurm");
+  EXPECT_NE(launcher_in_words("unknown"), "unknown");
+}
+
 TEST(World, RefusesTextForNumbers) {
   test::expect_mentions(refusal(kRanks + Variables{{"WORLD_SIZE", "eight"}}), {"WORLD_SIZE='eight'"});
 }
@@ -301,7 +310,7 @@ TEST(World, TwoLaunchersThatAgreeFollowThePrecedence) {
                          {"OMPI_COMM_WORLD_SIZE", "8"},
                          {"OMPI_COMM_WORLD_LOCAL_RANK", "1"},
                          {"OMPI_COMM_WORLD_LOCAL_SIZE", "4"}};
-  EXPECT_EQ(detect(kRanks + mpi).launcher, "torchrun");
+  EXPECT_EQ(detect(kRanks + mpi).launcher, "unknown");
   EXPECT_EQ(detect(kMaster + mpi + kPmi).launcher, "openmpi");
   EXPECT_EQ(detect(kMaster + kPmi + kSlurm).launcher, "pmi");
 }

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "trireme/base/error.h"
+#include "trireme/base/heartbeat.h"
 
 namespace trireme {
 namespace {
@@ -65,6 +66,7 @@ std::string read_file(const std::string& path) {
     const ssize_t count = ::read(file.get(), buffer, sizeof buffer);
     if (count < 0 && errno == EINTR) continue;
     if (count < 0) fail("read", path, errno);
+    beat();
     if (count == 0) return content;
     content.append(buffer, static_cast<size_t>(count));
   }
@@ -76,6 +78,7 @@ void write_all(int fd, const void* data, size_t size, const std::string& path) {
     const ssize_t count = ::write(fd, next, size);
     if (count < 0 && errno == EINTR) continue;
     if (count < 0) fail("write", path, errno);
+    beat();
     next += count;
     size -= static_cast<size_t>(count);
   }

@@ -21,7 +21,7 @@
 namespace trireme {
 namespace {
 
-constexpr uint64_t kMagic = 0x7472697265666c32;  // "triref" and the version of what follows
+constexpr uint64_t kMagic = 0x7472697265666c33;  // "triref" and the version of what follows
 constexpr size_t kGroups = 16;
 
 template <size_t kSize>
@@ -111,6 +111,7 @@ std::vector<int64_t> to_ranks(const std::string& text) {
 /// A rank's part. All of it is written by that rank alone.
 struct FlightRecord::Slot {
   uint64_t magic;  ///< of the first slot, as the launcher has made it
+  std::atomic<uint64_t> beats;
   std::atomic<uint32_t> joined;
   std::atomic<uint32_t> groups;  ///< how many there are
   std::array<GroupRanks, kGroups> group;
@@ -164,14 +165,28 @@ FlightRecord FlightRecord::open(int descriptor, int64_t rank) {
         "TRIREME_FLIGHT_FD",
         descriptor, rank);
   }
-  FlightRecord record(data, bytes, std::move(own), rank);
-  record.slots()[rank].joined = 1;
-  return record;
+  return FlightRecord(data, bytes, std::move(own), rank);
+}
+
+void FlightRecord::note_joined() noexcept {
+  slots()[rank_].joined = 1;
+}
+
+std::atomic<uint64_t>& FlightRecord::beats() noexcept {
+  return slots()[rank_].beats;
+}
+
+std::vector<uint64_t> FlightRecord::all_beats() const {
+  std::vector<uint64_t> beats(bytes_ / sizeof(Slot));
+  for (size_t rank = 0; rank < beats.size(); ++rank)
+    beats[rank] = slots()[rank].beats.load(std::memory_order_relaxed);
+  return beats;
 }
 
 void FlightRecord::note(char state, std::string_view operation, int64_t sequence, std::string_view group,
                         std::string_view subject, double now) noexcept {
   Slot& slot = slots()[rank_];
+  slot.beats.fetch_add(1, std::memory_order_relaxed);
   const uint64_t noted = slot.noted.load(std::memory_order_relaxed);
   Entry& last = slot.entry[(noted + kKept - 1) % kKept];
   const bool same =

@@ -1,6 +1,7 @@
 #pragma once
 // What the ranks of a host did last, in memory that outlives them: the launcher makes it, each rank notes its
 // own operations there, and when one has died the launcher reads what all were doing.
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -24,7 +25,7 @@ struct FlightEntry {
 
 /// What is known of one rank.
 struct Flight {
-  bool joined = false;                                      ///< it has opened the record
+  bool joined = false;                                      ///< it has begun to join the other ranks
   std::vector<FlightEntry> entries = {};                    ///< its last operations, the newest last
   std::map<std::string, std::vector<int64_t>> groups = {};  ///< ranks by name, of the groups that it has made
 };
@@ -39,6 +40,8 @@ class FlightRecord {
   /// Opens, as `rank`, the record behind a descriptor that the launcher has handed on. Throws
   /// EnvironmentError when the descriptor is no record, or the record has no such rank.
   static FlightRecord open(int descriptor, int64_t rank);
+  /// This rank joins the others.
+  void note_joined() noexcept;
   FlightRecord(FlightRecord&& other) noexcept;
   FlightRecord& operator=(FlightRecord&&) = delete;
   ~FlightRecord();
@@ -53,6 +56,11 @@ class FlightRecord {
   /// Records that this rank has made a group of the global ranks `ranks`. Groups beyond 16, and those whose
   /// list of ranks takes more than 215 characters, are not kept. One thread at a time, as note().
   void note_group(std::string_view name, const std::vector<int64_t>& ranks) noexcept;
+
+  /// The signs of life of this rank (base/heartbeat.h); every note is one.
+  std::atomic<uint64_t>& beats() noexcept;
+  /// How many each rank has given, by rank.
+  std::vector<uint64_t> all_beats() const;
 
   /// What is known, by rank. An entry that a rank was writing when it died is left out.
   std::vector<Flight> read() const;

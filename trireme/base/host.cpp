@@ -1,6 +1,7 @@
 #include "trireme/base/host.h"
 
 #include <sys/sysinfo.h>
+#include <ctime>
 
 #include <algorithm>
 #include <fstream>
@@ -66,6 +67,13 @@ std::string boot_id() {
   std::string id;
   std::ifstream("/proc/sys/kernel/random/boot_id") >> id;
   return id;
+}
+
+double processor_seconds(pid_t pid) {
+  clockid_t clock = 0;
+  timespec used{};
+  if (::clock_getcpuclockid(pid, &clock) != 0 || ::clock_gettime(clock, &used) != 0) return 0.0;
+  return static_cast<double>(used.tv_sec) + 1e-9 * static_cast<double>(used.tv_nsec);
 }
 
 }  // namespace trireme

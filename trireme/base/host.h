@@ -1,5 +1,7 @@
 #pragma once
 // What this host has.
+#include <sys/types.h>
+
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -18,5 +20,9 @@ int64_t host_memory(const std::string& root = "");
 /// Differs from host to host and from boot to boot: processes that see the same share the monotonic clock.
 /// Empty where the kernel does not tell.
 std::string boot_id();
+
+/// Processor time that a process of this host has used, all its threads together; 0 when it is gone. It
+/// stands still while the process is stopped.
+double processor_seconds(pid_t pid);
 
 }  // namespace trireme

@@ -10,9 +10,13 @@
 #include <memory>
 
 #include "trireme/base/error.h"
+#include "trireme/base/heartbeat.h"
 
 namespace trireme::checkpoint {
 namespace {
+
+/// Reading and writing give a sign of life at least this often.
+constexpr int64_t kBeatEvery = int64_t{64} << 20;
 
 constexpr size_t kMaxFileName = 128;
 constexpr mode_t kFileMode = 0644;
@@ -73,12 +77,14 @@ void InputFile::read(int64_t offset, void* out, int64_t bytes) const {
                 offset);
   char* next = static_cast<char*>(out);
   while (bytes > 0) {
-    const ssize_t count = ::pread(file_.get(), next, static_cast<size_t>(bytes), offset);
+    const ssize_t count =
+        ::pread(file_.get(), next, static_cast<size_t>(std::min(bytes, kBeatEvery)), offset);
     if (count < 0 && errno == EINTR) continue;
     if (count < 0) {
       throw DataError("[checkpoint.folder] cannot read {} bytes at {} of {}: {}; check the disk", bytes,
                       offset, path_, errno_text(errno));
     }
+    beat();
     if (count == 0) {
       throw DataError("[checkpoint.folder] {} ends at byte {}, but {} more are needed; the file is truncated",
                       path_, offset, bytes);
@@ -108,9 +114,11 @@ void OutputFile::reserve(int64_t bytes) {
 void OutputFile::append(const void* data, int64_t bytes) {
   const char* next = static_cast<const char*>(data);
   while (bytes > 0) {
-    const ssize_t count = ::pwrite(file_.get(), next, static_cast<size_t>(bytes), size_);
+    const ssize_t count =
+        ::pwrite(file_.get(), next, static_cast<size_t>(std::min(bytes, kBeatEvery)), size_);
     if (count < 0 && errno == EINTR) continue;
     if (count < 0) fail("write", path_, errno);
+    beat();
     next += count;
     size_ += count;
     bytes -= count;

@@ -5,6 +5,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <filesystem>
@@ -13,11 +14,15 @@
 
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
+#include "trireme/base/heartbeat.h"
 
 namespace trireme::checkpoint {
 namespace {
 
 namespace fs = std::filesystem;
+
+/// Writing gives a sign of life at least this often.
+constexpr int64_t kAtOnce = int64_t{64} << 20;
 
 constexpr std::string_view kUnfinishedSuffix = ".trireme-tmp";
 
@@ -119,12 +124,16 @@ void UnfinishedFile::resize(int64_t bytes) {
 void UnfinishedFile::write(int64_t offset, const void* data, int64_t bytes) {
   const char* next = static_cast<const char*>(data);
   while (bytes > 0) {
-    const ssize_t count = ::pwrite(unfinished_.descriptor(), next, static_cast<size_t>(bytes), offset);
+    const int64_t part = std::min(bytes, kAtOnce);
+    const ssize_t count = ::pwrite(unfinished_.descriptor(), next, static_cast<size_t>(part), offset);
     if (count < 0 && errno == EINTR) continue;
     if (count < 0) fail_write("write", unfinished_.path(), errno);
+    beat();
     next += count;
     offset += count;
     bytes -= count;
+    // The disk works while the next bytes come, so that fsync has little left to wait for.
+    ::sync_file_range(unfinished_.descriptor(), offset - count, count, SYNC_FILE_RANGE_WRITE);
   }
 }
 

@@ -76,6 +76,21 @@ void settle_data_path(plan::Config& config, const std::string& config_file) {
   config.data.path = path.string();
 }
 
+void check_cache_folder(const plan::Config& config, const Environment& environment) {
+  if (plan::reads_images(config.model.family) && config.data.path != "builtin") return;
+  const std::string folder = cache_dir(environment) + "/data";
+  std::error_code error;
+  std::filesystem::create_directories(folder, error);
+  // What lies there prepared may be all that this run needs.
+  const bool has_data = !error && !std::filesystem::is_empty(folder, error);
+  if (!error && (has_data || ::access(folder.c_str(), W_OK) == 0)) return;
+  throw EnvironmentError(
+      "[cli.train] prepared data is kept in {}, where this user cannot write{}; set XDG_CACHE_HOME to a "
+      "folder "
+      "that is writable",
+      folder, error ? fmt::format(" ({})", error.message()) : std::string());
+}
+
 void settle_schedule_path(plan::ResolvedConfig& resolved, const std::string& config_file) {
   plan::Config& config = resolved.config;
   std::string& file = config.pipeline.file;

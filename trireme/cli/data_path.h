@@ -2,6 +2,7 @@
 // Paths of a config before anything is started: whether there is text, and where.
 #include <string>
 
+#include "trireme/base/env.h"
 #include "trireme/plan/config.h"
 
 namespace trireme::cli {
@@ -10,6 +11,10 @@ namespace trireme::cli {
 /// relative one is taken from the current folder. `config_file` is where it may have come from, or empty.
 /// Throws ConfigError where there is no text that this user may read.
 void settle_data_path(plan::Config& config, const std::string& config_file);
+
+/// Throws EnvironmentError where the data of `config` has to be prepared in the cache folder, and nothing can
+/// be written there: ranks would find that only after they have met.
+void check_cache_folder(const plan::Config& config, const Environment& environment);
 
 /// Makes pipeline.file absolute likewise. Where `config_file` is that of a run, and names a schedule that is
 /// gone or is another one by now, the run's own copy counts.

@@ -234,7 +234,8 @@ Check check_launcher(const Environment& environment) {
       return {.name = "launcher", .found = "none; 'trireme train -n N' starts its own ranks", .fix = ""};
     }
     return {.name = "launcher",
-            .found = fmt::format("{}: rank {} of {}", world.launcher, world.rank, world.world_size),
+            .found = fmt::format("{}: rank {} of {}", plan::launcher_in_words(world.launcher), world.rank,
+                                 world.world_size),
             .fix = ""};
   } catch (const Error& error) {
     return {.name = "launcher",

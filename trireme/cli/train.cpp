@@ -43,18 +43,20 @@ int print_plan(const RunPlan& run, const plan::Config& config, bool json) {
 int become_rank(TrainArguments options, Front& front, const plan::WorldSpec& world) {
   if (options.job.ranks && *options.job.ranks != world.world_size) {
     throw ConfigError("[cli.train] -n {} contradicts the {} ranks that {} started; remove -n",
-                      *options.job.ranks, world.world_size, world.launcher);
+                      *options.job.ranks, world.world_size, plan::launcher_in_words(world.launcher));
   }
   if (options.summary) {
     throw ConfigError(
-        "[cli.train] --summary works only with Trireme's own launcher; under {}, read summary.json",
-        world.launcher);
+        "[cli.train] --summary works only with Trireme's own launcher, but these ranks were started by {}; "
+        "read "
+        "summary.json",
+        plan::launcher_in_words(world.launcher));
   }
   if (options.job.restarts.most > 0) {
     throw ConfigError(
         "[cli.train] --max-restarts works only for ranks that this command starts, but these were started by "
         "{}; use its own restart option, and pass --resume to this command so that training continues",
-        world.launcher);
+        plan::launcher_in_words(world.launcher));
   }
   const std::optional<ResumePoint> resume = find_resume_point(options.job, front);
   const plan::ConfigSources sources{

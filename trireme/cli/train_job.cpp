@@ -237,6 +237,10 @@ void prepare_torch(Environment& environment, plan::Device device) {
   environment.set("PYTORCH_ALLOC_CONF", "expandable_segments:True");
 }
 
+/// Ranks that wait for one that hangs report it once comm.timeout_s has passed. The launcher lets them speak
+/// first, since they know what they waited in.
+constexpr double kBeyondRanks_s = 10.0;
+
 /// Nothing that such workers have begun is worth waiting for.
 constexpr double kStopSeconds = 3.0;
 
@@ -318,6 +322,7 @@ FinishedJob run_train_job(TrainJob job, Front& front) {
   PreparedJob prepared = prepare_train_job(job, front);
   check_memory(prepared.plan, prepared.config.config);
   check_weights(resume, prepared.config.config);
+  check_cache_folder(prepared.config.config, front.environment);
   const std::string worker = worker_path();
   Request request = train_request(job, front, prepared.config, resume);
   request.finishes = false;
@@ -349,6 +354,7 @@ FinishedJob run_train_job(TrainJob job, Front& front) {
        .ranks = run.ranks,
        .environment = {},
        .log_dir = directory.file("logs"),
+       .silence_s = prepared.config.config.comm.timeout_s + kBeyondRanks_s,
        .explains_failures = true,
        .stop_notice = "stopping after this step; again to abort now",
        .memory_advice = [&] { return plan::memory_advice(prepared.config.config, run.ranks, run.device); }},

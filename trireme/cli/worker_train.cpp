@@ -7,6 +7,8 @@
 
 #include "trireme/base/build_info.h"
 #include "trireme/base/error.h"
+#include "trireme/base/flight_record.h"
+#include "trireme/base/heartbeat.h"
 #include "trireme/base/log.h"
 #include "trireme/base/terminal.h"
 #include "trireme/cli/worker_verbs.h"
@@ -85,6 +87,16 @@ void install_joining_handlers(bool resumes) {
   ::signal(SIGTERM, end_preempted);
   ::signal(SIGUSR1, end_preempted);
   if (!is_ignored(SIGHUP)) ::signal(SIGHUP, end_preempted);
+}
+
+/// Our launcher kills ranks that it takes for hung.
+void beat_for_launcher(const Environment& environment, int64_t rank) {
+  const auto descriptor = environment.get_int("TRIREME_FLIGHT_FD");
+  if (!descriptor) return;
+  static FlightRecord record =
+      FlightRecord::open(static_cast<int>(*descriptor), rank);  // as long as the process
+  count_beats_in(record.beats());
+  beat();
 }
 
 report::Manifest manifest_of(const Request& request, const plan::Config& config, const comm::World& world) {
@@ -178,6 +190,7 @@ void show_guesses(const Classification& guesses, const report::RunDirectory& run
 
 int worker_train(const Request& request, const Environment& environment) {
   const plan::WorldSpec spec = plan::detect_world(environment);
+  if (spec.launcher == "trireme") beat_for_launcher(environment, spec.rank);
   if (spec.rank > 0) {
     if (spec.launcher != "trireme") set_log_prefix(fmt::format("[r{}] ", spec.rank));
   }

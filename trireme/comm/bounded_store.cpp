@@ -11,6 +11,8 @@
 #include <thread>
 #include <utility>
 
+#include "trireme/comm/name_server.h"
+
 namespace trireme::comm {
 namespace {
 
@@ -19,16 +21,6 @@ constexpr double kSlice_s = 0.1;
 
 double seconds(std::chrono::milliseconds time) {
   return std::chrono::duration<double>(time).count();
-}
-
-/// limit() may change while this waits.
-template <typename Result, typename Limit>
-bool is_ready_within(std::future<Result>& answer, const Limit& limit) {
-  for (double waited = 0.0; waited < limit(); waited += kSlice_s) {
-    const auto slice = std::chrono::duration<double>(std::min(limit() - waited, kSlice_s));
-    if (answer.wait_for(slice) == std::future_status::ready) return true;
-  }
-  return answer.wait_for(std::chrono::seconds(0)) == std::future_status::ready;
 }
 
 }  // namespace
@@ -89,15 +81,23 @@ class BoundedStore::Line {
 };
 
 BoundedStore::BoundedStore(Open open, double open_s, double answer_s)
-    : answer_s_(answer_s), line_(Line::start()) {
+    : BoundedStore(std::move(open), open_s, answer_s, answer_s, {}) {}
+
+BoundedStore::BoundedStore(Open open, double open_s, double answer_s, double longest_s, Pulse pulse)
+    : answer_s_(open_s),
+      longest_s_(std::max(open_s, longest_s)),
+      pulse_(std::move(pulse)),
+      line_(Line::start()) {
   auto task = std::make_shared<std::packaged_task<void(Line&)>>(
       [open = std::move(open)](Line& line) { line.store = open(); });
   std::future<void> opened = task->get_future();
   line_->post([task](Line& line) { (*task)(line); });
-  const bool answered = is_ready_within(opened, [open_s] { return open_s; });
+  const bool answered = is_ready_within(opened, 0.0);
   try {
     if (!answered) C10_THROW_ERROR(DistNetworkError, fmt::format("no answer within {:.1f} s", open_s));
     opened.get();
+    answer_s_ = answer_s;
+    longest_s_ = longest_s;
   } catch (...) {
     line_->stop(!answered);
     throw;
@@ -108,6 +108,31 @@ BoundedStore::~BoundedStore() {
   line_->stop(line_->lost);
 }
 
+void BoundedStore::follow(Pulse pulse, double longest_s) {
+  pulse_ = std::move(pulse);
+  answer_s_ = kStoreSilence_s;
+  longest_s_ = std::max(longest_s, kStoreSilence_s);
+}
+
+void BoundedStore::limit_answer(double answer_s) {
+  longest_s_ = pulse_ ? 2 * answer_s : answer_s;
+  answer_s_ = answer_s;
+}
+
+/// The limits may change while this waits. Silence counts from when the answer is due, `wait_s` from now.
+template <typename Result>
+bool BoundedStore::is_ready_within(std::future<Result>& answer, double wait_s) const {
+  double heard = wait_s, beat = pulse_ ? pulse_() : 0.0;
+  for (double waited = 0.0; waited < std::min(heard + answer_s_, wait_s + longest_s_); waited += kSlice_s) {
+    if (answer.wait_for(std::chrono::duration<double>(kSlice_s)) == std::future_status::ready) return true;
+    const bool alive = pulse_ && waited > wait_s && pulse_() > beat;
+    if (!alive) continue;
+    heard = waited;
+    beat = pulse_();
+  }
+  return answer.wait_for(std::chrono::seconds(0)) == std::future_status::ready;
+}
+
 template <typename Result>
 Result BoundedStore::call(double wait_s, std::function<Result(c10d::Store&)> body) {
   const std::lock_guard one_at_a_time(calls_);
@@ -115,23 +140,26 @@ Result BoundedStore::call(double wait_s, std::function<Result(c10d::Store&)> bod
   auto task = std::make_shared<std::packaged_task<Result(c10d::Store&)>>(std::move(body));
   std::future<Result> answer = task->get_future();
   line_->post([task](Line& line) { (*task)(*line.store); });
-  const auto limit = [&] { return wait_s + answer_s_; };
-  if (!is_ready_within(answer, limit)) {
+  if (!is_ready_within(answer, wait_s)) {
     line_->lost = true;
-    C10_THROW_ERROR(DistNetworkError, fmt::format("the store did not answer within {:.1f} s", limit()));
+    C10_THROW_ERROR(DistNetworkError,
+                    fmt::format("the store did not answer within {:.1f} s", wait_s + answer_s_));
   }
   return answer.get();
 }
 
-c10::intrusive_ptr<BoundedStore> BoundedStore::clone(double timeout_s, double answer_s) {
-  const Open open = [store = line_->store] { return store->clone(); };
-  auto made = c10::make_intrusive<BoundedStore>(open, answer_s_, answer_s);
+c10::intrusive_ptr<BoundedStore> BoundedStore::clone(double timeout_s) {
+  const Open open = [store = line_->store] {
+    const WithoutNameServer unnamed;
+    return store->clone();
+  };
+  auto made = c10::make_intrusive<BoundedStore>(open, answer_s_, answer_s_, longest_s_, pulse_);
   made->setTimeout(std::chrono::milliseconds(static_cast<int64_t>(timeout_s * 1000.0)));
   return made;
 }
 
 c10::intrusive_ptr<c10d::Store> BoundedStore::clone() {
-  return clone(seconds(timeout_), answer_s_);
+  return clone(seconds(timeout_));
 }
 
 void BoundedStore::set(const std::string& key, const std::vector<uint8_t>& value) {

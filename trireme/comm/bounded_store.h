@@ -1,10 +1,12 @@
 #pragma once
 // A store whose every call ends. torch's TCP client waits for answers without a limit: a host that is frozen,
-// or that a broken network hides, would hold its callers for ever. Internal to this room.
+// or that a broken network hides, would hold its callers for ever. A host that is only slow, since many ranks
+// share its cores, is waited for. Internal to this room.
 #include <c10/util/intrusive_ptr.h>
 
 #include <atomic>
 #include <functional>
+#include <future>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -13,8 +15,10 @@
 
 namespace trireme::comm {
 
-/// How long a store may take to answer what it need not wait for.
-inline constexpr double kStoreAnswer_s = 5.0;
+/// How long a store of which nothing is known may take to answer what it need not wait for.
+inline constexpr double kStoreAnswer_s = 10.0;
+/// How long it may give no sign of life where the process that hosts it can be seen.
+inline constexpr double kStoreSilence_s = 5.0;
 
 /// Calls another store on a thread of its own and gives up on an answer that is late: c10::DistNetworkError,
 /// at once from then on. Calls that wait for keys have the timeout of the call, or getTimeout(), in addition.
@@ -22,19 +26,28 @@ inline constexpr double kStoreAnswer_s = 5.0;
 class BoundedStore final : public c10d::Store {
  public:
   using Open = std::function<c10::intrusive_ptr<c10d::Store>()>;
+  /// A number that grows as long as the process that hosts the store gets on.
+  using Pulse = std::function<double()>;
 
   /// Opens the store on that thread. Throws what `open` throws, or DistNetworkError after `open_s`.
   BoundedStore(Open open, double open_s, double answer_s = kStoreAnswer_s);
+  /// Follows `pulse`, as follow() says, from the start.
+  BoundedStore(Open open, double open_s, double answer_s, double longest_s, Pulse pulse);
   BoundedStore(const BoundedStore&) = delete;
   BoundedStore& operator=(const BoundedStore&) = delete;
   ~BoundedStore() override;
 
-  /// A connection of its own, with these limits.
-  c10::intrusive_ptr<BoundedStore> clone(double timeout_s, double answer_s);
+  /// A connection of its own, with the limits of this one and another timeout.
+  c10::intrusive_ptr<BoundedStore> clone(double timeout_s);
   c10::intrusive_ptr<c10d::Store> clone() override;
 
-  /// For calls from now on, and for the one under way.
-  void limit_answer(double answer_s) { answer_s_ = answer_s; }
+  /// From now on a late answer is given up once the pulse has stood still for kStoreSilence_s, or it is
+  /// `longest_s` late. Clones follow it as well. No call may be under way.
+  void follow(Pulse pulse, double longest_s);
+
+  /// For calls from now on, and for the one under way: the longest silence, and, where a pulse is followed,
+  /// twice as much in all.
+  void limit_answer(double answer_s);
 
   using Store::set;
   void set(const std::string& key, const std::vector<uint8_t>& value) override;
@@ -60,8 +73,12 @@ class BoundedStore final : public c10d::Store {
 
   template <typename Result>
   Result call(double wait_s, std::function<Result(c10d::Store&)> body);
+  template <typename Result>
+  bool is_ready_within(std::future<Result>& answer, double wait_s) const;
 
-  std::atomic<double> answer_s_;
+  std::atomic<double> answer_s_;   ///< silence
+  std::atomic<double> longest_s_;  ///< in all
+  Pulse pulse_;                    ///< none: every moment without an answer is silence
   std::mutex calls_;
   std::shared_ptr<Line> line_;
 };

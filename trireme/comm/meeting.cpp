@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "trireme/base/clock.h"
+#include "trireme/base/heartbeat.h"
 #include "trireme/base/log.h"
 #include "trireme/comm/cause.h"
 
@@ -21,6 +22,7 @@ using Bytes = std::vector<uint8_t>;
 using Entries = std::map<int64_t, std::string>;
 
 constexpr double kReportEvery_s = 10.0;
+constexpr double kLookEvery_s = 5.0;  ///< a host of the store that is frozen is found by a call that is late
 
 std::string log_key(const Meeting& meeting) {
   return meeting.place + "/entries";
@@ -64,18 +66,28 @@ void arrive(c10d::Store& store, const Meeting& meeting, const std::string& text)
       meeting.op, meeting.rank, waited_s, meeting.where, names_of(missing, meeting), ended);
 }
 
+/// Where a reason was given to end_meeting().
+void throw_reason(c10d::Store& store, const Meeting& meeting) {
+  const std::string reason = store.get_to_str(complete_key(meeting));
+  if (reason.size() > 1) throw CommError("[{}] {}", meeting.op, reason);
+}
+
 /// Returns what the ranks have left there.
 Entries wait_until_complete(c10d::Store& store, const Meeting& meeting) {
   const double started = monotonic_seconds();
-  for (;;) {
+  for (double next_report = kReportEvery_s;;) {
+    beat();  // this wait has a deadline of its own
     const double left = meeting.timeout_s - (monotonic_seconds() - started);
-    const bool ended = wait_for_keys(store, {complete_key(meeting)}, std::clamp(left, 0.0, kReportEvery_s));
+    const bool ended = wait_for_keys(store, {complete_key(meeting)}, std::clamp(left, 0.0, kLookEvery_s));
     Entries arrived = entries(store, meeting);
     const std::vector<int64_t> missing = missing_ranks(meeting, arrived);
     if (missing.empty()) return arrived;  // otherwise the last one came just now
     const double waited = monotonic_seconds() - started;
+    if (ended) throw_reason(store, meeting);
     if (ended) throw_missing(meeting, missing, waited, " before the host of the store gave up");
     if (waited >= meeting.timeout_s) throw_missing(meeting, missing, waited, "");
+    if (waited < next_report) continue;
+    next_report = waited + kReportEvery_s;
     log_info("waiting {} for {} ({:.0f} s)", meeting.where, names_of(missing, meeting), waited);
   }
 }
@@ -206,9 +218,11 @@ std::vector<std::string> meet(c10d::Store& store, const Meeting& meeting, const 
   }
 }
 
-void end_meeting(c10d::Store& store, const Meeting& meeting) noexcept {
+void end_meeting(c10d::Store& store, const Meeting& meeting, const std::string& reason) noexcept {
   try {
-    store.set(complete_key(meeting), Bytes{1});
+    // The first reason stands: a rank that hears it ends the meeting, too.
+    store.compareSet(complete_key(meeting), {},
+                     reason.empty() ? Bytes{1} : Bytes(reason.begin(), reason.end()));
   } catch (const std::exception&) {
     // Whoever waits has lost the store, and says so.
   }

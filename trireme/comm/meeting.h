@@ -33,8 +33,9 @@ class StoreLost : public CommError {
 /// meeting, and StoreLost.
 std::vector<std::string> meet(c10d::Store& store, const Meeting& meeting, const std::string& text);
 
-/// Ends the wait of all ranks at the meeting, even if ranks are missing.
-void end_meeting(c10d::Store& store, const Meeting& meeting) noexcept;
+/// Ends the wait of all ranks at the meeting, even if ranks are missing: they throw CommError that says the
+/// `reason`; empty: they name the missing ranks.
+void end_meeting(c10d::Store& store, const Meeting& meeting, const std::string& reason) noexcept;
 
 /// Waits for one key. Returns false when `timeout_s` passed; throws c10::Error when the store was lost.
 bool wait_for_keys(c10d::Store& store, const std::vector<std::string>& keys, double timeout_s);

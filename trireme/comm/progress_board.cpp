@@ -87,7 +87,14 @@ std::optional<Sighting> parse_sighting(const std::string& text) {
 }
 
 std::string describe_sighting(int64_t rank, const std::string& text, const Operation& operation, double now,
-                              std::string_view subject) {
+                              std::string_view subject, int64_t passed) {
+  if (text.empty() && passed > 0) {
+    return fmt::format(
+        "rank {} has not published where it is, which ranks do once a second; this rank completed #{} of "
+        "group {} "
+        "with it",
+        rank, passed, operation.group);
+  }
   if (text.empty()) return fmt::format("rank {} has not been seen since it joined", rank);
   const std::optional<Sighting> seen = parse_sighting(text);
   if (!seen) return fmt::format("rank {} left an unreadable progress entry", rank);
@@ -291,6 +298,12 @@ ProgressBoard::Cause ProgressBoard::cause_at(int64_t rank, const std::optional<S
   return std::ranges::all_of(own->second.ranks, is_among(ranks)) ? Cause::kDiverged : Cause::kElsewhere;
 }
 
+int64_t ProgressBoard::passed_in(std::string_view group) const {
+  const std::lock_guard lock(mutex_);
+  const auto own = groups_.find(group);
+  return own == groups_.end() ? 0 : own->second.passed;
+}
+
 ProgressBoard::Report ProgressBoard::collect_report(const Operation& operation,
                                                     const std::vector<int64_t>& ranks,
                                                     std::string_view subject) {
@@ -298,6 +311,7 @@ ProgressBoard::Report ProgressBoard::collect_report(const Operation& operation,
   std::vector<std::string> phrases;
   std::vector<int64_t> beside;
   const bool lost = store_lost();
+  const int64_t passed = passed_in(operation.group);
   bool missing = lost, elsewhere = false;
   if (lost) {
     const std::lock_guard lock(mutex_);
@@ -306,7 +320,7 @@ ProgressBoard::Report ProgressBoard::collect_report(const Operation& operation,
   }
   for (size_t i = 0; i < ranks.size(); ++i) {
     if (ranks[i] == rank_ || (texts[i].empty() && lost)) continue;
-    std::string about = describe_sighting(ranks[i], texts[i], operation, wall_seconds(), subject);
+    std::string about = describe_sighting(ranks[i], texts[i], operation, wall_seconds(), subject, passed);
     about.empty() ? beside.push_back(ranks[i]) : phrases.push_back(std::move(about));
     const Cause cause = cause_at(ranks[i], parse_sighting(texts[i]), operation, ranks);
     missing = missing || cause == Cause::kMissing;

@@ -110,6 +110,7 @@ class ProgressBoard {
   /// Of `rank`, one of `ranks`, that was last seen so.
   Cause cause_at(int64_t rank, const std::optional<Sighting>& seen, const Operation& operation,
                  const std::vector<int64_t>& ranks) const;
+  int64_t passed_in(std::string_view group) const;
   bool read(const std::vector<int64_t>& ranks, std::vector<std::string>& texts);
   std::vector<std::string> read_when_settled(const std::vector<int64_t>& ranks);
 
@@ -140,9 +141,9 @@ std::optional<ProgressBoard::Sighting> parse_sighting(const std::string& text);
 
 /// One phrase about `rank` as seen by a rank that fails in `operation` at time `now`; empty when it fails or
 /// waits in the same operation on the same `subject`. An empty `text` means that the rank has published
-/// nothing.
+/// nothing; `passed` is then the last operation of the group that this rank has completed, 0: none.
 std::string describe_sighting(int64_t rank, const std::string& text, const Operation& operation, double now,
-                              std::string_view subject = {});
+                              std::string_view subject = {}, int64_t passed = 0);
 
 /// "all_gather #41 for blocks.1 of group dp".
 std::string in_words(const Operation& operation, std::string_view subject);

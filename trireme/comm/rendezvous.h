@@ -6,6 +6,7 @@
 #include <string>
 
 #include "trireme/comm/bounded_store.h"
+#include "trireme/comm/meeting.h"
 #include "trireme/plan/world.h"
 
 namespace trireme::comm {
@@ -17,13 +18,21 @@ struct Rendezvous {
   bool hosts_store = false;
 };
 
-/// Opens the store. Throws CommError when the port is in use, the address is not of this host, or no store
-/// answers there until `timeout_s` has passed.
+/// Opens the store. Throws CommError when the port is in use, the address is not of this host, another
+/// process is rank 0 already, or no store answers there until `timeout_s` has passed; EnvironmentError when
+/// this process is out of descriptors.
 Rendezvous open_rendezvous(const plan::WorldSpec& spec, double timeout_s);
 
 /// This process is `rank` of the world that meets in `store`. Throws CommError when another process is: the
 /// two would count as one, and all wait for the rank that neither is.
 void claim_rank(BoundedStore& store, int64_t rank);
+
+/// Follows the process that hosts the store, rank 0, where that runs on this host.
+void follow_host(BoundedStore& store, double longest_s);
+
+/// Throws CommError, and lets whoever waits at `meeting` throw it, when a rank has joined with another
+/// WORLD_SIZE than this one.
+void agree_on_size(c10d::Store& store, const Meeting& meeting);
 
 /// How many worlds this process has joined at this place of the job. Its next one has keys of its own in the
 /// store; all ranks have joined equally many.

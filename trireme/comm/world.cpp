@@ -21,12 +21,14 @@
 #include "trireme/base/error.h"
 #include "trireme/base/flight_record.h"
 #include "trireme/base/hash.h"
+#include "trireme/base/heartbeat.h"
 #include "trireme/base/log.h"
 #include "trireme/comm/backend_group.h"
 #include "trireme/comm/bounded_call.h"
 #include "trireme/comm/bounded_store.h"
 #include "trireme/comm/cause.h"
 #include "trireme/comm/meeting.h"
+#include "trireme/comm/open_files.h"
 #include "trireme/comm/pair_groups.h"
 #include "trireme/comm/peer_memory.h"
 #include "trireme/comm/peer_news.h"
@@ -45,6 +47,7 @@ struct World::Seat {
   double timeout_s = 0.0;
   std::string address = "127.0.0.1";
   bool hosts_store = false;
+  bool rank_0_hosts_store = false;
   std::string store_host = "the process that hosts it";
   PeerOptions peers;
   std::vector<ProcessId> processes = {};      ///< by rank
@@ -105,17 +108,20 @@ void arrive(World::Seat& seat, const std::string& where, double timeout_s) {
   try {
     seat.store->setTimeout(std::chrono::milliseconds(std::llround(seat.timeout_s * 1000.0)));
     claim_rank(*seat.store, seat.rank);
+    if (seat.rank_0_hosts_store) follow_host(*seat.store, seat.timeout_s);
+    agree_on_size(*seat.store, meeting);
     ProgressBoard::enter(*seat.store, seat.rank);
     seat.processes = read_greetings(meet(*seat.store, meeting, greeting));
   } catch (const StoreLost&) {
     throw;
   } catch (const Error&) {
     if (seat.hosts_store) {
-      end_meeting(*seat.store, meeting);
+      end_meeting(*seat.store, meeting, {});
       std::this_thread::sleep_for(std::chrono::duration<double>(kFarewellAfterFailure_s));
     }
     throw;
   } catch (const c10::Error& error) {
+    throw_if_out_of_descriptors("comm.join");
     throw StoreLost(
         "[comm.join] rank {} lost the connection to the store {} ({}); check that the process that hosts it "
         "is still running",
@@ -125,7 +131,7 @@ void arrive(World::Seat& seat, const std::string& where, double timeout_s) {
 
 std::shared_ptr<ProgressBoard> make_board(const World::Seat& seat) {
   try {
-    const auto store = seat.store->clone(kBoardWait_s, kStoreAnswer_s);
+    const auto store = seat.store->clone(kBoardWait_s);
     return std::make_shared<ProgressBoard>(
         store, seat.rank,
         ProgressBoard::Options{.listens = !seat.device.is_cpu(),
@@ -133,6 +139,7 @@ std::shared_ptr<ProgressBoard> make_board(const World::Seat& seat) {
                                .record = seat.record,
                                .hurry = [store] { store->limit_answer(kReportAnswer_s); }});
   } catch (const c10::Error& error) {
+    throw_if_out_of_descriptors("comm.join");
     throw CommError(
         "[comm.join] rank {} lost the connection to the store ({}); check that {} is still running",
         seat.rank, cause_of(error), seat.store_host);
@@ -144,7 +151,10 @@ std::shared_ptr<FlightRecord> launchers_record(int64_t rank) {
   const auto descriptor = Environment::process().get_int("TRIREME_FLIGHT_FD");
   if (!descriptor) return nullptr;
   try {
-    return std::make_shared<FlightRecord>(FlightRecord::open(static_cast<int>(*descriptor), rank));
+    const auto record =
+        std::make_shared<FlightRecord>(FlightRecord::open(static_cast<int>(*descriptor), rank));
+    record->note_joined();
+    return record;
   } catch (const EnvironmentError& error) {
     log_debug("{}", error.what());
     return nullptr;
@@ -171,6 +181,7 @@ World::Seat take_seat(const plan::WorldSpec& spec, c10::Device device, double ti
       .timeout_s = timeout_s,
       .address = met.address,
       .hosts_store = met.hosts_store,
+      .rank_0_hosts_store = !spec.agent_store,
       .store_host = fmt::format("{} at {}", spec.agent_store ? "the agent" : "rank 0", met.where),
       .peers = peers,
       .processes = {},
@@ -225,6 +236,7 @@ std::string connect(const BackendSpec& spec, const std::function<std::string()>&
   } catch (const Error&) {
     throw;
   } catch (const std::exception& error) {
+    throw_if_out_of_descriptors("comm.make_group");
     throw CommError(
         "[comm.make_group] group {} of ranks ({}) cannot be connected ({}); look at the logs of these ranks",
         spec.name, fmt::join(spec.ranks, ", "), cause_of(error));
@@ -390,6 +402,7 @@ std::shared_ptr<Group> World::make_group(const std::string& name, const std::vec
 std::string World::share_from_root(const std::string& key, const std::string& text_on_root) {
   if (size_ == 1) return text_on_root;
   const std::string place = unique_place("share/" + key);
+  beat();
   try {
     if (rank_ == 0) {
       TRIREME_CHECK(text_on_root.size() <= kMaxSharedBytes,

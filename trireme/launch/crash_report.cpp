@@ -38,24 +38,8 @@ std::string numbers(const std::vector<int64_t>& ranks) {
   return fmt::format("rank{} {}", ranks.size() == 1 ? "" : "s", fmt::join(ranks, ", "));
 }
 
-std::string_view state_in_words(char letter) {
-  switch (letter) {
-    case 'T':
-    case 't':
-      return "it had been stopped by a signal";
-    case 'D':
-      return "it was blocked in a kernel call";
-    case 'R':
-      return "it was computing";
-    case 'S':
-      return "it was waiting for something";
-    default:
-      return "its state is unknown";
-  }
-}
-
 std::string ending(const RankExit& exit) {
-  if (exit.stuck == 0) return describe(exit);
+  if (exit.stuck == 0 || exit.hung_s > 0) return describe(exit);
   return fmt::format("rank {} (pid {}) did not stop when told to and was killed ({})", exit.rank, exit.pid,
                      state_in_words(exit.stuck));
 }
@@ -105,7 +89,7 @@ std::vector<int64_t> missed_by(const JobEnd& end, int64_t rank) {
 
 int64_t first_to_fail(const JobEnd& end) {
   TRIREME_CHECK(end.cause, "[launch.first_to_fail] there are no failures to take the first of");
-  if (exit_code(*end.cause) != static_cast<int>(ExitCode::kCommunication)) return end.cause->rank;
+  if (!lost_a_peer(*end.cause)) return end.cause->rank;
   const std::vector<int64_t> missed = missed_by(end, end.cause->rank);
   std::vector<int64_t> stuck;
   for (const RankExit& exit : end.exits) {
@@ -121,7 +105,7 @@ std::string cause_in_words(const JobEnd& end) {
   TRIREME_CHECK(end.cause, "[launch.cause_in_words] there is no failure to name the cause of");
   const RankExit& cause = *end.cause;
   std::string text = describe(cause);
-  if (exit_code(cause) != static_cast<int>(ExitCode::kCommunication)) return text;
+  if (!lost_a_peer(cause)) return text;
   if (const std::vector<int64_t> missed = missed_by(end, cause.rank); !missed.empty()) {
     text += fmt::format(": it was waiting for {} in {}", numbers(missed),
                         name_of(*waiting_in(flight_of(end, cause.rank))));

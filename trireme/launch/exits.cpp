@@ -18,8 +18,7 @@ std::string signal_name(int number) {
 namespace {
 
 auto order_of_blame(const RankExit& exit) {
-  const bool lost_a_peer = exit_code(exit) == static_cast<int>(ExitCode::kCommunication);
-  return std::tuple(exit.asked, exit.end.signal == 0, lost_a_peer, exit.at);
+  return std::tuple(exit.asked, exit.end.signal == 0, lost_a_peer(exit), exit.at);
 }
 
 }  // namespace
@@ -56,7 +55,28 @@ bool explains_itself(const RankExit& exit) {
          code != static_cast<int>(ExitCode::kCommunication);
 }
 
+std::string_view state_in_words(char letter) {
+  switch (letter) {
+    case 'T':
+    case 't':
+      return "it had been stopped by a signal";
+    case 'D':
+      return "it was blocked in a kernel call";
+    case 'R':
+      return "it was computing";
+    case 'S':
+      return "it was waiting for something";
+    default:
+      return "its state is unknown";
+  }
+}
+
+bool lost_a_peer(const RankExit& exit) {
+  return exit.hung_s == 0.0 && exit_code(exit) == static_cast<int>(ExitCode::kCommunication);
+}
+
 int exit_code(const RankExit& exit) {
+  if (exit.hung_s > 0.0) return static_cast<int>(ExitCode::kCommunication);
   if (exit.starved) return static_cast<int>(ExitCode::kOutOfMemory);
   return exit.end.signal != 0 ? 128 + exit.end.signal : exit.end.code;
 }
@@ -73,6 +93,10 @@ const RankExit& culprit(std::span<const RankExit> failures) {
 
 std::string describe(const RankExit& exit, bool ours) {
   const std::string who = fmt::format("rank {} (pid {})", exit.rank, exit.pid);
+  if (exit.hung_s > 0.0) {
+    return fmt::format("{} gave no sign of life for {:.0f} s and was killed ({})", who, exit.hung_s,
+                       state_in_words(exit.stuck));
+  }
   if (exit.starved) return who + " was killed by the kernel because memory ran out";
   if (exit.end.signal == 0)
     return fmt::format("{} exited with code {}{}", who, exit.end.code, ours ? meaning(exit.end.code) : "");
@@ -80,6 +104,7 @@ std::string describe(const RankExit& exit, bool ours) {
 }
 
 std::string hint(const RankExit& exit) {
+  if (exit.hung_s > 0.0) return "; if it was only slow, raise comm.timeout_s";
   if (exit.starved) return "";
   if (exit.end.signal == SIGKILL)
     return "; unless someone sent this signal, the kernel's OOM killer did (see dmesg): reduce memory use";

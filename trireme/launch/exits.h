@@ -19,10 +19,12 @@ struct RankExit {
   bool asked = false;    ///< the launcher had told it to stop
   bool starved = false;  ///< the kernel killed it for want of memory
   char stuck = 0;        ///< state letter of /proc when it was killed since it did not stop; 0: it stopped
+  double hung_s = 0.0;   ///< it was killed since it had given no sign of life for so long; 0: it was not
   double at = 0.0;       ///< seconds of the monotonic clock when its end was seen
 };
 
-/// The exit code as a shell counts it: 128+N for signal N; kOutOfMemory where the kernel had no memory left.
+/// The exit code as a shell counts it: 128+N for signal N; kOutOfMemory where the kernel had no memory left,
+/// kCommunication for a rank that hung.
 int exit_code(const RankExit& exit);
 
 /// What an exit code of ours stands for, " (damaged data)"; empty where it has no meaning of its own.
@@ -31,6 +33,12 @@ std::string_view meaning(int code);
 /// Whether a rank of ours that ends like this has said itself why, and lost no peer: the codes of typed
 /// errors but kCommunication.
 bool explains_itself(const RankExit& exit);
+
+/// The rank failed because another one did, or did not come.
+bool lost_a_peer(const RankExit& exit);
+
+/// What a state letter of /proc says of a process that was killed: "it had been stopped by a signal".
+std::string_view state_in_words(char letter);
 
 /// "SIGTERM".
 std::string signal_name(int number);

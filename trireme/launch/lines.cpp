@@ -117,6 +117,13 @@ void LineMerger::take_all(const LineSink& sink) {
   while (!held_.empty()) show_first(sink);
 }
 
+void LineMerger::take_through(int64_t rank, const LineSink& sink) {
+  const auto last = std::ranges::find_if(held_.rbegin(), held_.rend(), [rank](const Held& held) {
+    return std::ranges::count(held.ranks, rank) > 0;
+  });
+  for (auto count = held_.rend() - last; count > 0; --count) show_first(sink);
+}
+
 std::optional<double> LineMerger::next_due() const {
   if (held_.empty()) return std::nullopt;
   return held_.front().due;

@@ -46,6 +46,8 @@ class LineMerger {
   /// Shows the lines whose wait is over. Each has its prefix ("[r1] "; rank 0 none) and no newline.
   void take_due(double now, const LineSink& sink);
   void take_all(const LineSink& sink);
+  /// Shows the lines up to the last that `rank` has a part in, whatever their wait.
+  void take_through(int64_t rank, const LineSink& sink);
   std::optional<double> next_due() const;
   /// Forgets the lines that none of `ranks` has a part in.
   void drop_others(const std::vector<int64_t>& ranks);

@@ -21,9 +21,11 @@ namespace {
 
 void check(const LocalJob& job) {
   if (job.ranks < 1) throw ConfigError("[launch] {} ranks requested; start at least 1", job.ranks);
-  if (!(job.grace_s >= 0 && job.stop_s >= 0)) {
-    throw ConfigError("[launch] the grace time is {} s and the stop time {} s; both must be 0 or more",
-                      job.grace_s, job.stop_s);
+  if (!(job.grace_s >= 0 && job.stop_s >= 0 && job.silence_s >= 0)) {
+    throw ConfigError(
+        "[launch] the grace time is {} s, the stop time {} s and the longest silence {} s; all must be 0 or "
+        "more",
+        job.grace_s, job.stop_s, job.silence_s);
   }
 }
 
@@ -105,7 +107,7 @@ JobEnd Launcher::run(const LocalJob& job) {
   check(job);
   Stage stage(job, null_, signals_);
   Tee tee({.ranks = job.ranks, .log_dir = job.log_dir, .terminal = static_cast<bool>(stage.err_terminal)});
-  Supervisor supervisor(tee, signals_, job);
+  Supervisor supervisor(tee, signals_, job, stage.flights ? &*stage.flights : nullptr);
   for (int64_t rank = 0; rank < job.ranks; ++rank) {
     supervisor.add(start_rank(stage, rank));
     stage.socket.fd

@@ -24,6 +24,10 @@ struct LocalJob {
   double grace_s = 5.0;     ///< from a rank's failure to the SIGKILL of those that still run
   double stop_s = 120.0;    ///< from a signal to stop to the SIGKILL of ranks that have not stopped
   bool usr1_stops = true;   ///< SIGUSR1 is one; else it is passed on to the ranks each time, and no more
+  /// A rank that gives no sign of life (base/heartbeat.h) for so long is named and killed, and counts as
+  /// failed with kCommunication; 0: none is. For programs that give some as they get on. Time in which the
+  /// launcher did not run itself, as when the whole job is suspended, does not count.
+  double silence_s = 0.0;
   /// The program is one of ours: a rank that exits with the code of a typed error has printed why. Then the
   /// output of ranks that only lost a peer is not shown, and the launcher adds nothing once all ranks have
   /// ended by themselves.

@@ -10,6 +10,7 @@
 
 #include "trireme/base/clock.h"
 #include "trireme/base/error.h"
+#include "trireme/base/host.h"
 #include "trireme/base/log.h"
 #include "trireme/base/text.h"
 
@@ -21,6 +22,9 @@ constexpr double kSettle =
 constexpr double kQuiet = 2.0;  ///< after a failure: ranks report it and end by themselves before SIGTERM
 constexpr double kSameRequest = 1.0;  ///< signals within so many seconds are one request to stop
 constexpr double kPollWithoutPidfd = 0.02;
+constexpr double kBeatsEvery = 0.5;  ///< between two looks for signs of life
+constexpr double kLongestLook =
+    1.0;  ///< beyond it the launcher was suspended, and the ranks may have been too
 
 Descriptor& pipe_of(Rank& rank, Stream stream) {
   return stream == Stream::kOut ? rank.out : rank.err;
@@ -29,6 +33,12 @@ Descriptor& pipe_of(Rank& rank, Stream stream) {
 /// No descriptor tells when it is to be collected.
 bool must_be_asked(const Rank& rank) {
   return rank.child.running() && (rank.ended || rank.child.wait_fd() < 0);
+}
+
+/// A number that grows as the rank gets on. Before it can count anything it loads its libraries, which takes
+/// long where many ranks share a core.
+uint64_t sign_of_life(const Rank& rank, uint64_t beats) {
+  return beats > 0 ? beats : static_cast<uint64_t>(1e6 * processor_seconds(rank.child.pid()));
 }
 
 double quiet_seconds(double grace_s) {
@@ -44,6 +54,7 @@ JobEnd Supervisor::run() {
     look_for_starved(monotonic_seconds());
     wait_for_events();
     collect_without_pidfds();
+    look_for_hung(monotonic_seconds());
     judge_failures();
     tee_.hold(!failures_.empty());
     advance_stop();
@@ -73,9 +84,10 @@ void Supervisor::wait_for_events() {
 
 void Supervisor::watch_output(PollSet& poll, Rank& rank) {
   const bool out_is_free = rank.rank == 0 ? !tee_.out().choked() : !tee_.err().choked();
+  // Where both have something to read, what was announced comes before results.
+  if (!tee_.err().choked())
+    poll.watch(rank.err.get(), POLLIN, [this, &rank] { take_output(rank, Stream::kErr); });
   if (out_is_free) poll.watch(rank.out.get(), POLLIN, [this, &rank] { take_output(rank, Stream::kOut); });
-  if (tee_.err().choked()) return;
-  poll.watch(rank.err.get(), POLLIN, [this, &rank] { take_output(rank, Stream::kErr); });
 }
 
 std::optional<double> Supervisor::seconds_to_next_deadline(double now) const {
@@ -86,6 +98,7 @@ std::optional<double> Supervisor::seconds_to_next_deadline(double now) const {
   if (stop_began_ && !asked_to_stop_) consider(*stop_began_ + quiet_seconds(job_.grace_s) - now);
   if (stop_began_ && !killed_stubborn_) consider(*stop_began_ + job_.grace_s - now);
   if (forwarded_at_ && !killed_stubborn_) consider(*forwarded_at_ + job_.stop_s - now);
+  if (watches_for_hung()) consider(kBeatsEvery);
   if (std::ranges::any_of(ranks_, must_be_asked)) consider(kPollWithoutPidfd);
   return wait;
 }
@@ -128,13 +141,15 @@ void Supervisor::collect(Rank& rank) {
   drain(rank, Stream::kOut);
   drain(rank, Stream::kErr);
   --running_;
-  const bool starved = end.signal == SIGKILL && !rank.asked && starved_so_far() > starved_before_;
+  const bool starved =
+      end.signal == SIGKILL && !rank.asked && rank.hung_s == 0.0 && starved_so_far() > starved_before_;
   exits_.push_back({.rank = rank.rank,
                     .pid = rank.child.pid(),
                     .end = end,
                     .asked = rank.asked,
                     .starved = starved,
                     .stuck = rank.stuck,
+                    .hung_s = rank.hung_s,
                     .at = monotonic_seconds()});
   const RankExit& exit = exits_.back();
   const bool heeded = forwarded_ != 0 && stopped_in_order(exit);
@@ -193,13 +208,12 @@ void Supervisor::judge_failures() {
   if (failures_.empty()) return;
   if (stop_began_ || killed_by_ != 0) return failures_.clear();
   const RankExit worst = culprit(failures_);
-  const bool lost_a_peer = exit_code(worst) == static_cast<int>(ExitCode::kCommunication);
   const bool settled = running_ == 0 || monotonic_seconds() >= failures_.front().at + kSettle;
   const bool explained = job_.explains_failures && (worst.starved || explains_itself(worst));
-  if ((lost_a_peer || explained) && !settled) return;
+  if ((lost_a_peer(worst) || explained) && !settled) return;
   failures_.clear();
   if (explained) tee_.show_only(ranks_that_explain());
-  if (lost_a_peer && heeded_signal())
+  if (lost_a_peer(worst) && heeded_signal())
     return;  // its peers obeyed the signal a moment before it, and it lost them
   report(worst);
 }
@@ -220,6 +234,31 @@ void Supervisor::look_for_starved(double now) {
   if (now < next_look_) return;
   starved_before_ = std::exchange(starved_lately_, starved_so_far());
   next_look_ = now + job_.starved_s;
+}
+
+/// Whoever waits for another rank gives up earlier, by a deadline of its own, and says for whom it waited:
+/// this is for ranks that nobody waits for. Time in which the launcher did not run does not count, since
+/// whoever suspends a job suspends its ranks as well.
+void Supervisor::look_for_hung(double now) {
+  if (!watches_for_hung() || stop_began_ || killed_by_ != 0 || killed_stubborn_) return;
+  const double passed = std::min(now - beats_read_.value_or(now), kLongestLook);
+  beats_read_ = now;
+  const std::vector<uint64_t> beats = flights_->all_beats();
+  std::vector<std::string> hung;
+  for (Rank& rank : ranks_) {
+    if (!rank.child.running() || rank.ended || rank.hung_s > 0.0) continue;
+    const uint64_t heard = sign_of_life(rank, beats[static_cast<size_t>(rank.rank)]);
+    rank.silent_s = std::exchange(rank.beats, heard) == heard ? rank.silent_s + passed : 0.0;
+    if (rank.silent_s < job_.silence_s) continue;
+    rank.hung_s = rank.silent_s;
+    rank.stuck = rank.child.kernel_state();
+    rank.child.signal_group(SIGKILL);
+    hung.push_back(std::to_string(rank.rank));
+  }
+  if (hung.size() < 2) return;  // report() names it
+  tee_.settle();
+  log_warning("[launch] ranks {} gave no sign of life for {:.0f} s and are killed", join(hung, ", "),
+              job_.silence_s);
 }
 
 std::vector<int64_t> Supervisor::ranks_that_explain() const {

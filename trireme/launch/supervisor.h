@@ -21,15 +21,19 @@ struct Rank {
   int64_t rank = 0;
   Child child;
   Descriptor out, err;
-  bool asked = false;  ///< told to stop
-  bool ended = false;  ///< its process has ended, but processes that it started still run
-  char stuck = 0;      ///< as RankExit has it
+  bool asked = false;     ///< told to stop
+  bool ended = false;     ///< its process has ended, but processes that it started still run
+  char stuck = 0;         ///< as RankExit has it
+  double hung_s = 0.0;    ///< likewise
+  uint64_t beats = 0;     ///< its signs of life at the last look
+  double silent_s = 0.0;  ///< since the last of them, as far as the launcher was running itself
 };
 
 class Supervisor {
  public:
-  /// All arguments must outlive this.
-  Supervisor(Tee& tee, SignalTrap& signals, const LocalJob& job) : tee_(tee), signals_(signals), job_(job) {}
+  /// All arguments must outlive this. `flights`: where ranks give signs of life; none: nowhere.
+  Supervisor(Tee& tee, SignalTrap& signals, const LocalJob& job, const FlightRecord* flights)
+      : tee_(tee), signals_(signals), job_(job), flights_(flights) {}
 
   void add(Rank rank) { ranks_.push_back(std::move(rank)); }
 
@@ -51,6 +55,8 @@ class Supervisor {
   void forward(int number);
   int64_t starved_so_far() const;
   void look_for_starved(double now);
+  bool watches_for_hung() const { return flights_ != nullptr && job_.silence_s > 0.0; }
+  void look_for_hung(double now);
   void kill_all();
 
   void judge_failures();
@@ -67,11 +73,13 @@ class Supervisor {
   Tee& tee_;
   SignalTrap& signals_;
   const LocalJob& job_;
+  const FlightRecord* flights_;
   std::vector<Rank> ranks_;
   int64_t running_ = 0;
   int64_t starved_before_ = 0;  ///< kills by the kernel for want of memory, at the look before the last
   int64_t starved_lately_ = 0;  ///< and at the last look
   double next_look_ = 0.0;
+  std::optional<double> beats_read_;  ///< when the signs of life were last read
   std::vector<RankExit> exits_;       ///< all, in the order seen
   std::vector<RankExit> failures_;    ///< not yet judged
   std::optional<RankExit> cause_;     ///< the failure that decides the job's exit code

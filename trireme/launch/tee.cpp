@@ -50,6 +50,7 @@ Tee::Tee(const TeeOptions& options)
 
 void Tee::feed(int64_t rank, Stream stream, std::string_view bytes, double now) {
   RankStreams& of = streams_[static_cast<size_t>(rank)];
+  if (rank == 0 && stream == Stream::kOut && !held_) show_before_results();
   if (passes_raw(rank, stream)) stream == Stream::kOut ? out_.write(bytes) : show_raw_err(bytes);
   LineSplitter& splitter = stream == Stream::kOut ? of.out : of.err;
   splitter.push(bytes, [&](std::string_view line) { take_line(rank, stream, line, now); });
@@ -101,6 +102,11 @@ void Tee::show_raw_err(std::string_view bytes) {
 void Tee::show_line(std::string_view line) {
   leave_open_line();
   err_.write((options_.terminal ? std::string(line) : without_escapes(line)) + '\n');
+}
+
+/// What rank 0 has said on stderr before a result of its own stands before it.
+void Tee::show_before_results() {
+  merger_.take_through(0, [this](std::string_view line) { show_line(line); });
 }
 
 void Tee::leave_open_line() {

@@ -68,6 +68,7 @@ class Tee {
   void take_line(int64_t rank, Stream stream, std::string_view line, double now);
   void show_raw_err(std::string_view bytes);
   void show_line(std::string_view line);
+  void show_before_results();
   void leave_open_line();
 
   TeeOptions options_;

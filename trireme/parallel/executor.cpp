@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "trireme/base/heartbeat.h"
 #include "trireme/kernels/range.h"
 
 namespace trireme::parallel {
@@ -73,6 +74,7 @@ void Executor::begin_forward(bool trains) {
 }
 
 void Executor::enter_forward(size_t index) {
+  beat();
   if (states_[index] == State::kIdle) {
     if (trains_) seen_.forward.push_back(static_cast<int64_t>(index));
     states_[index] = advance_to(ActionKind::kForward, index) ? State::kInUse : State::kOutOfTurn;
@@ -116,6 +118,7 @@ void Executor::record(Event::Kind kind, size_t unit) {
 }
 
 void Executor::enter_backward(size_t index) {
+  beat();
   if (states_[index] == State::kIdle) {
     record(Event::Kind::kBegin, index);
     states_[index] = advance_to(ActionKind::kBackward, index) ? State::kInUse : State::kOutOfTurn;

@@ -7,6 +7,7 @@
 
 #include "trireme/base/error.h"
 #include "trireme/base/hash.h"
+#include "trireme/base/heartbeat.h"
 #include "trireme/nn/torch_internals.h"
 #include "trireme/parallel/recording.h"
 
@@ -98,6 +99,7 @@ void FlatUnit::fill_master(const Initializer& initializer) {
     const plan::Range part = plan::intersect(range, {entry.offset, entry.end()});
     if (part.size() == 0) continue;
     at::Tensor out = master_.narrow(0, part.begin - range.begin, part.size());
+    beat();
     initializer(entry.name, part.begin - entry.offset, out);
   }
 }

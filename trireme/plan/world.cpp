@@ -96,7 +96,7 @@ MaybeClaim claim_of_env_ranks(const Environment& environment) {
   EnvironmentReader read(environment, claim);
   const bool torchrun = read.text({"TORCHELASTIC_RUN_ID"}).has_value();
   claim.innermost = ours || torchrun;
-  claim.spec.launcher = ours ? "trireme" : "torchrun";
+  claim.spec.launcher = ours ? "trireme" : torchrun ? "torchrun" : "unknown";
   read_env_ranks(read, claim.spec);
   if (!ours) {
     claim.spec.agent_store = environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True";
@@ -247,12 +247,17 @@ std::string listing(const Claim& claim) {
   return join(claim.present, " ");
 }
 
+std::string variables_of(const Claim& claim) {
+  if (claim.spec.launcher == "unknown") return "the variables that make this process one of several ranks";
+  return "the variables of " + claim.spec.launcher;
+}
+
 void check_complete(const Claim& claim) {
   if (claim.missing.empty()) return;
   throw ConfigError(
-      "[plan.world] the variables of {} are only partly set: present {}; missing {}; set the missing ones, "
-      "or unset the others",
-      claim.spec.launcher, claim.present.empty() ? "none" : listing(claim), join(claim.missing, " "));
+      "[plan.world] {} are only partly set: present {}; missing {}; set the missing ones, or unset the "
+      "others",
+      variables_of(claim), claim.present.empty() ? "none" : listing(claim), join(claim.missing, " "));
 }
 
 void check_range(const Claim& claim) {
@@ -264,9 +269,9 @@ void check_range(const Claim& claim) {
   const bool port = spec.master_port >= (spec.world_size > 1 ? 1 : 0) && spec.master_port <= 65535;
   if (ranks && locals && port && spec.restart >= 0) return;
   throw ConfigError(
-      "[plan.world] the variables of {} are out of range: {}; a rank must be 0 to size-1, a host cannot have "
+      "[plan.world] {} are out of range: {}; a rank must be 0 to size-1, a host cannot have "
       "more ranks than the world, and a port must be 1 to 65535",
-      spec.launcher, listing(claim));
+      variables_of(claim), listing(claim));
 }
 
 /// Whether `chosen` may stand although `other` says something else. Our launcher starts nothing when it finds
@@ -284,8 +289,8 @@ void check_agreement(const Claim& chosen, const Claim& other) {
   throw ConfigError(
       "[plan.world] two launchers disagree: {} says rank {} of {} ({}), {} says rank {} of {} ({}); unset "
       "the variables of the one that did not start this job",
-      chosen.spec.launcher, chosen.spec.rank, chosen.spec.world_size, listing(chosen), other.spec.launcher,
-      other.spec.rank, other.spec.world_size, listing(other));
+      launcher_in_words(chosen.spec.launcher), chosen.spec.rank, chosen.spec.world_size, listing(chosen),
+      launcher_in_words(other.spec.launcher), other.spec.rank, other.spec.world_size, listing(other));
 }
 
 /// srun --mpi=pmi2 sets PMI_RANK and PMI_SIZE and leaves the rest to its own variables.
@@ -314,6 +319,10 @@ std::string job_key(const Environment& environment) {
 }
 
 }  // namespace
+
+std::string launcher_in_words(const std::string& launcher) {
+  return launcher == "unknown" ? "whoever set RANK and WORLD_SIZE" : launcher;
+}
 
 WorldSpec detect_world(const Environment& environment) {
   const std::vector<Claim> claims = claims_by_precedence(environment);

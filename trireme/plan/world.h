@@ -10,7 +10,9 @@
 namespace trireme::plan {
 
 struct WorldSpec {
-  std::string launcher;  ///< "trireme", "torchrun", "openmpi", "pmi", "slurm" or "none"
+  /// "trireme", "torchrun", "openmpi", "pmi", "slurm", "none", or "unknown": RANK and WORLD_SIZE are set, and
+  /// nothing says by whom.
+  std::string launcher;
   int64_t rank = 0;
   int64_t world_size = 1;
   int64_t local_rank = 0;        ///< index among the ranks of this host: picks the GPU
@@ -31,6 +33,9 @@ struct WorldSpec {
 /// set (listing which are missing), out of range, or when two launchers disagree (listing both sets). Without
 /// any hint of a launcher the result is a world of one, launcher "none".
 WorldSpec detect_world(const Environment& environment);
+
+/// Who started a rank, for messages: the launcher's name, or "whoever set RANK and WORLD_SIZE".
+std::string launcher_in_words(const std::string& launcher);
 
 /// "node[01-03,07],gpu5" -> its first host. Throws ConfigError on malformed lists.
 std::string first_host_of_nodelist(const std::string& nodelist);

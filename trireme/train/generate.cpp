@@ -4,6 +4,7 @@
 
 #include "trireme/base/error.h"
 #include "trireme/base/hash.h"
+#include "trireme/base/heartbeat.h"
 
 namespace trireme::train {
 namespace {
@@ -42,6 +43,7 @@ std::vector<int32_t> generate(const NextLogits& next_logits, std::vector<int32_t
   const size_t prompt_size = prompt.size();
   std::vector<int32_t> tokens = std::move(prompt);
   for (int64_t i = 0; i < options.max_tokens; ++i) {
+    beat();
     if (options.gives_up && options.gives_up()) break;
     const int64_t seen = std::min(options.context, static_cast<int64_t>(tokens.size()));
     const at::Tensor window =

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "trireme/base/clock.h"
+#include "trireme/base/heartbeat.h"
 #include "trireme/base/log.h"
 #include "trireme/kernels/allocation_watch.h"
 #include "trireme/kernels/device.h"
@@ -80,6 +81,7 @@ at::Tensor Passes::run(const std::function<data::Batch()>& next, double scale) {
   at::Tensor loss_sum = at::zeros({}, at::TensorOptions().device(device_).dtype(at::kDouble));
   int64_t passes = options_.accumulation;
   for (int64_t index = 0; index < passes; ++index) {
+    beat();
     const data::Batch batch = copies_.ahead(next());
     if (batch.step_passes > 0) passes = batch.step_passes;
     const Kind kind = index + 1 == passes ? kLast : index == 0 ? kFirst : kMiddle;

@@ -16,6 +16,7 @@
 #include "trireme/base/clock.h"
 #include "trireme/base/error.h"
 #include "trireme/base/hash.h"
+#include "trireme/base/heartbeat.h"
 #include "trireme/base/log.h"
 #include "trireme/base/text.h"
 #include "trireme/plan/batch.h"
@@ -263,6 +264,7 @@ std::shared_ptr<const RunData> prepare_data(const TrainOptions& run, const comm:
   Watch watch(run, mesh);
   for (;;) {
     preparation.wait_for(kRound_s);
+    beat();  // a preparation without headway has a deadline of its own
     const Preparation::State mine = preparation.state();
     const std::vector<Word> words = exchange(run, mesh, mine);
     check_words(words, mesh, mine);

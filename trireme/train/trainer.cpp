@@ -10,6 +10,7 @@
 
 #include "trireme/base/clock.h"
 #include "trireme/base/error.h"
+#include "trireme/base/heartbeat.h"
 #include "trireme/base/log.h"
 #include "trireme/data/tokenizer.h"
 #include "trireme/kernels/device.h"
@@ -115,6 +116,7 @@ TrainResult Trainer::run_steps() {
                     parts_.is_root() ? agenda_.profiled_steps() : 0);
   begin_records();
   for (int64_t step = agenda_.first_step(); step <= agenda_.last_step() && !agenda_.is_stopped(); ++step) {
+    beat();
     profiler.begin_step(step);
     if (agenda_.records_pipeline(step)) model_.record_steps(true);
     steps_.enqueue(step);

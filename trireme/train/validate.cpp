@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 
 #include "trireme/base/error.h"
+#include "trireme/base/heartbeat.h"
 
 namespace trireme::train {
 namespace {
@@ -26,6 +27,7 @@ std::optional<Validation> validate(TrainedModel& model, const RunData& data, int
   model.sync_buffers();
   Scores mine;
   for (int64_t done = 0; done < feed.batches; done += at_once) {
+    beat();
     if (gives_up()) return std::nullopt;
     std::vector<data::Batch> round;
     for (int64_t i = 0; i < at_once; ++i) round.push_back(feed.next());
