@@ -3,8 +3,12 @@
 
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/csrc/autograd/functions/utils.h>
+#include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/variable.h>
+
+#include <algorithm>
 
 namespace trireme::nn {
 namespace {
@@ -22,6 +26,36 @@ class CompleteHook : public torch::autograd::FunctionPostHook {
  private:
   std::function<void()> callback_;
 };
+
+constexpr int kNoPass = -1;
+
+/// What the backward pass under way does with `node`; nullptr: it is not on the way to what the pass is for.
+/// `all`: the pass is for whatever it reaches.
+struct Task {
+  bool all = true;
+  const torch::autograd::GraphTask::ExecInfo* info = nullptr;
+
+  explicit Task(torch::autograd::Node* node) {
+    const auto* const nodes = torch::autograd::get_current_graph_task_exec_info();
+    if (nodes == nullptr || nodes->empty()) return;
+    all = false;
+    const auto found = nodes->find(node);
+    if (found != nodes->end() && found->second.should_execute()) info = &found->second;
+  }
+  bool reaches() const { return all || info != nullptr; }
+  /// The gradient goes into the node, and not to the caller of the pass.
+  bool executes() const { return all || (info != nullptr && info->needed_ && !info->captures_); }
+};
+
+/// Whether a hook on a leaf, or on the node that adds up its gradient, gets the gradient.
+bool is_looked_at(torch::autograd::Node& accumulator) {
+  const auto looks = [](const auto& hook) {
+    return dynamic_cast<const CompleteHook*>(hook.get()) == nullptr;
+  };
+  return !accumulator.tensor_pre_hooks().empty() || !accumulator.pre_hooks().empty() ||
+         accumulator.tensor_post_acc_grad_hooks() != nullptr ||
+         std::ranges::any_of(accumulator.post_hooks(), looks);
+}
 
 class AfterBackward : public torch::autograd::Node {
  public:
@@ -52,6 +86,20 @@ at::Tensor call_after_backward(const at::Tensor& x, std::function<void()> callba
 void call_before_backward(const at::Tensor& y, std::function<void()> callback) {
   if (!y.requires_grad()) return;
   y.register_hook([callback = std::move(callback)](const at::Tensor&) { callback(); });
+}
+
+bool is_reached(const at::Tensor& param) {
+  if (!param.defined() || !param.requires_grad()) return false;
+  return Task(torch::autograd::impl::gradient_edge(param).function.get()).reaches();
+}
+
+bool may_write_gradient(const at::Tensor& param) {
+  if (!param.is_leaf() || !param.requires_grad()) return false;
+  if (torch::autograd::get_current_graph_task_id() == kNoPass) return true;
+  const std::shared_ptr<torch::autograd::Node> node = torch::autograd::impl::grad_accumulator(param);
+  auto* const accumulator = dynamic_cast<torch::autograd::AccumulateGrad*>(node.get());
+  return accumulator != nullptr && accumulator->variable.is_same(param) && Task(node.get()).executes() &&
+         !is_looked_at(*node);
 }
 
 std::shared_ptr<torch::autograd::Node> call_when_complete(const at::Tensor& leaf,

@@ -23,6 +23,7 @@ class BatchNormFunction : public Function<BatchNormFunction> {
     mine.residual = residual ? residual->contiguous(kLayout) : at::Tensor();
     at::Tensor y = at::empty_like(x);
     at::Tensor statistics = at::empty({4, x.size(1)}, x.options().dtype(at::kFloat));
+    const InUse in_use{x, weight, bias, mine.residual};
     kernels::batch_norm_forward(y, statistics, x, weight, bias, mine);
     // On a GPU backward sees from x where ReLU let values pass, unless something was added to them.
     const bool keeps = call.relu && (residual || !x.is_cuda());
@@ -42,6 +43,7 @@ class BatchNormFunction : public Function<BatchNormFunction> {
     at::Tensor dx = at::empty_like(x);
     const bool adds = context->saved_data["residual"].toBool(), relu = context->saved_data["relu"].toBool();
     at::Tensor d_residual = adds && relu ? at::empty_like(x) : at::Tensor();
+    const InUse in_use{x, weight};
     kernels::batch_norm_backward(dx, d_residual, {d_weight.tensor(), d_weight.adds()},
                                  {d_bias.tensor(), d_bias.adds()}, dy, x, y, weight, statistics, relu);
     if (adds && !relu) d_residual = dy;

@@ -32,6 +32,7 @@ class ConvFunction : public Function<ConvFunction> {
  public:
   static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& weight,
                             int64_t stride, int64_t padding) {
+    const InUse in_use{x, weight};
     const at::Tensor turned = channels_last(weight);
     // The weight is saved too: torch then notices where it is changed before backward.
     context->save_for_backward({x, weight, is_point(weight) ? at::Tensor() : turned});

@@ -140,8 +140,12 @@ struct Deferral {
 variable_list deferrable_parameter_gradients(const LinearParams& params, const Factor& input,
                                              const Factor& dy) {
   auto* const store = Deferral::store();
-  if (store == nullptr) return add_parameter_gradients(params, input, dy);
-  if (std::ranges::any_of(params.weights, wants_gradient) || wants_gradient(params.bias)) {
+  const auto waits = [](const at::Tensor& param) {
+    return !param.defined() || !param.requires_grad() || may_write_gradient(param);
+  };
+  const bool deferred = store != nullptr && std::ranges::all_of(params.weights, waits) && waits(params.bias);
+  if (!deferred) return add_parameter_gradients(params, input, dy);
+  if (std::ranges::any_of(params.weights, is_reached) || is_reached(params.bias)) {
     store->push(
         {params.weights.vec(), params.bias, params.in_out, params.fp8, KeptFactor(input), KeptFactor(dy)});
   }

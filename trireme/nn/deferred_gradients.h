@@ -28,8 +28,9 @@ namespace trireme::nn {
 ///
 /// run() uses the kernels that backward would have used, in the same order, so the gradients are the same
 /// bits. Only a weight that several operations use and that has neither a gradient nor lent memory may
-/// differ in rounding: autograd adds before it stores. Hooks that torch calls with the gradient of such a
-/// parameter do not see it. Those of call_when_complete() run in the first half, when nothing is there yet:
+/// differ in rounding: autograd adds before it stores. Where hooks are to see the gradient of a parameter, or
+/// the pass is for certain tensors only, nothing of the operation is deferred. Callbacks of
+/// call_when_complete() run in the first half, when nothing is there yet:
 /// whoever counts on them counts a deferred parameter as complete after run(). Memory lent for gradients
 /// must be there at run().
 class DeferredGradients {

@@ -28,7 +28,7 @@ class LinearFunction : public Function<LinearFunction> {
     context->saved_data["deferrable"] = deferrable;
     context->saved_data["adds"] = residual.has_value();
     const at::Tensor out = shaped(y, x);
-    if (keep == KeepInput::kYes && wants_gradient(bias)) ask_for_gradient_sums(out);
+    if (keep == KeepInput::kYes && is_reached(bias)) ask_for_gradient_sums(out);
     return out;
   }
 
@@ -69,6 +69,7 @@ class AddNormFunction : public Function<AddNormFunction> {
     const auto fp32 = x.options().dtype(at::kFloat);
     at::Tensor statistics = bias.defined() ? at::empty({2, rows}, fp32) : at::empty({rows}, fp32);
     const at::Tensor amax = amax_to_raise(y, asked_for_amax);
+    const InUse in_use{x, delta, weight, bias};
     if (bias.defined()) {
       kernels::layer_norm_forward(y, sum, statistics, x, delta, weight, bias, eps, amax);
     } else {
@@ -94,6 +95,7 @@ class AddNormFunction : public Function<AddNormFunction> {
     const at::Tensor amax = amax_to_raise(dx, context->saved_data["asked_for_amax"].toBool());
     GradTarget d_weight(weight);
     variable_list result(6);
+    const InUse in_use{x, weight};
     if (bias.defined()) {
       GradTarget d_bias(bias);
       const at::Tensor sums = sums_to_fill(dx, context->saved_data["asked_for_sums"].toBool());
@@ -122,6 +124,7 @@ class ActivationFunction : public Function<ActivationFunction> {
     if (gated) shape.back() /= 2;
     at::Tensor y = at::empty(shape, x.options());
     const at::Tensor amax = amax_to_raise(y, asked_for_amax);
+    const InUse in_use{x};
     gated ? kernels::swiglu_forward(y, x, amax) : kernels::gelu_forward(y, x, amax);
     note_amax(y, amax);
     context->save_for_backward({x});
@@ -138,6 +141,7 @@ class ActivationFunction : public Function<ActivationFunction> {
     at::Tensor dx = at::empty_like(x);
     const at::Tensor amax = amax_to_raise(dx, context->saved_data["asked_for_amax"].toBool());
     const at::Tensor sums = sums_to_fill(dx, context->saved_data["asked_for_sums"].toBool());
+    const InUse in_use{x};
     context->saved_data["gated"].toBool() ? kernels::swiglu_backward(dx, dy, x, amax)
                                           : kernels::gelu_backward(dx, dy, x, amax, {}, sums);
     note_amax(dx, amax);

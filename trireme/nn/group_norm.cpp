@@ -21,6 +21,7 @@ class GroupNormFunction : public Function<GroupNormFunction> {
     mine.residual = residual ? residual->contiguous(at::MemoryFormat::ChannelsLast) : at::Tensor();
     at::Tensor y = at::empty_like(x);
     at::Tensor statistics = at::empty({x.size(0), 2, call.groups}, x.options().dtype(at::kFloat));
+    const InUse in_use{x, weight, bias, mine.residual};
     kernels::group_norm_forward(y, statistics, x, weight, bias, mine);
     context->save_for_backward({x, weight, bias, statistics, call.relu ? y : at::Tensor()});
     context->saved_data["residual"] = residual.has_value();
@@ -37,6 +38,7 @@ class GroupNormFunction : public Function<GroupNormFunction> {
     at::Tensor dx = at::empty_like(x);
     const bool adds = context->saved_data["residual"].toBool();
     at::Tensor d_residual = adds && y.defined() ? at::empty_like(x) : at::Tensor();
+    const InUse in_use{x, weight};
     kernels::group_norm_backward(dx, d_residual, d_weight.tensor(), d_bias.tensor(), dy, x, y, weight,
                                  statistics);
     if (adds && !y.defined()) d_residual = dy;

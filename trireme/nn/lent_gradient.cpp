@@ -69,15 +69,17 @@ at::Tensor claim_gradient(const at::Tensor& param) {
 
 bool can_claim_gradient(const at::Tensor& param) {
   const Loan* const loan = loan_of(param);
-  return loan != nullptr && loan->memory.defined() && !param.grad().defined();
+  return loan != nullptr && loan->memory.defined() && !param.grad().defined() && may_write_gradient(param);
 }
 
 at::ScalarType gradient_dtype(const at::Tensor& param) {
+  if (!may_write_gradient(param)) return param.scalar_type();
   if (param.grad().defined()) return param.grad().scalar_type();
   return can_claim_gradient(param) ? loan_of(param)->memory.scalar_type() : param.scalar_type();
 }
 
 at::Tensor gradient_to_add_to(const at::Tensor& param) {
+  if (!may_write_gradient(param)) return {};
   at::Tensor grad = param.grad();
   if (Loan* const loan = loan_of(param); loan != nullptr && grad.defined()) note_writer(*loan, param);
   return grad;

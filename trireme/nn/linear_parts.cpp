@@ -73,6 +73,7 @@ Fp8Matrix weights_in_fp8(const LinearParams& params, at::Tensor& amax, bool tran
   const Fp8Recipe& recipe = *params.fp8;
   if (const Fp8Matrix lent = lent_fp8(params.weights.front()); lent.defined() && has_memory(lent.values))
     return transposed ? kernels::fp8_transposed(lent) : lent;
+  const InUse in_use{params.weights};
   const at::Tensor weight = joined(params.weights);
   if (!amax.defined()) amax = kernels::fp8_amax(weight, recipe.scaling);
   const Fp8Copies copies =
@@ -146,10 +147,6 @@ KeepInput keep_for_backward() {
   return at::GradMode::is_enabled() ? KeepInput::kYes : KeepInput::kNo;
 }
 
-bool wants_gradient(const at::Tensor& param) {
-  return param.defined() && param.requires_grad();
-}
-
 at::Tensor as_rows(const at::Tensor& x) {
   return x.reshape({-1, x.size(-1)});
 }
@@ -162,6 +159,7 @@ at::Tensor shaped(const at::Tensor& rows, const at::Tensor& like) {
 
 at::Tensor apply_linear(const LinearParams& params, const Fp8Source& input, const at::Tensor& residual,
                         LinearKept& kept, KeepInput keep, Output output) {
+  const InUse in_use{params.weights, params.bias, input.x(), residual};
   const WeightSizes sizes(params.weights);
   const int64_t width = params.in_out ? sizes.columns : sizes.rows;
   const bool read = output == Output::kRead, keeps = keep == KeepInput::kYes;
@@ -214,17 +212,18 @@ OutputGradient output_gradient(const LinearParams& params, const Fp8Source& dy, 
     if (recipe.layer.amax.defined()) return recipe.layer.gradient_amax();
     return amax.defined() ? amax : kernels::fp8_amax(rows.x(), recipe.scaling);
   };
-  const bool for_weights = std::ranges::any_of(params.weights, wants_gradient);
+  const bool for_weights = std::ranges::any_of(params.weights, is_reached);
   const Fp8Copies copies =
       kernels::fp8_cast(rows, largest(), gradient_cast(recipe),
                         for_weights ? Fp8Copy::kBoth : Fp8Copy::kPlain, recipe.layer.gradient_seen());
-  const bool rows_are_read = wants_gradient(params.bias) && !sums.defined();
+  const bool rows_are_read = is_reached(params.bias) && !sums.defined();
   return {rows_are_read ? rows.computed() : at::Tensor(), copies.plain, copies.transposed, sums};
 }
 
 at::Tensor input_gradient(const LinearParams& params, const at::Tensor& weight_amax,
                           const OutputGradient& dy) {
   if (!params.fp8) {
+    const InUse in_use{params.weights};
     const at::Tensor weight = joined(params.weights);
     return kernels::product(dy.rows, params.in_out ? weight.t() : weight);
   }
@@ -237,13 +236,14 @@ at::Tensor input_gradient(const LinearParams& params, const at::Tensor& weight_a
 }
 
 variable_list add_parameter_gradients(const LinearParams& params, const Factor& input, const Factor& dy) {
+  const InUse in_use{input.rows, dy.rows};
   variable_list reported(params.weights.size());
-  if (std::ranges::any_of(params.weights, wants_gradient)) {
+  if (std::ranges::any_of(params.weights, is_reached)) {
     const bool fast = params.fp8 && params.fp8->fast_backward;
     reported = accumulate_weight_grad(
         params.weights, params.in_out ? FactorProduct{input, dy, fast} : FactorProduct{dy, input, fast});
   }
-  if (wants_gradient(params.bias)) {
+  if (is_reached(params.bias)) {
     GradTarget target(params.bias, dy.sums.defined() ? GradTarget::kAsItIs : GradTarget::kZeroed);
     if (!dy.sums.defined()) {
       kernels::add_column_sums(target.tensor(), dy.rows.contiguous());

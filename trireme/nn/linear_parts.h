@@ -46,8 +46,6 @@ enum class KeepInput { kNo, kYes };
 /// For a function of autograd about to be called; inside of it grad mode is off in any case.
 KeepInput keep_for_backward();
 
-bool wants_gradient(const at::Tensor& param);
-
 /// (..., features) -> (n, features)
 at::Tensor as_rows(const at::Tensor& x);
 /// `rows` with the leading dimensions of `like`.

@@ -54,6 +54,7 @@ class CrossEntropyFunction : public Function<CrossEntropyFunction> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& logits_in, const at::Tensor& targets,
                             bool want_gradient) {
     const at::Tensor logits = logits_in.contiguous();
+    const InUse in_use{logits};
     at::Tensor rows = logits.view({-1, logits.size(-1)});
     at::Tensor loss = at::empty({rows.size(0)}, logits.options().dtype(at::kFloat));
     kernels::cross_entropy(loss, rows, targets, 1.0, want_gradient);
@@ -180,6 +181,7 @@ class LinearCrossEntropyFunction : public Function<LinearCrossEntropyFunction> {
                             const at::Tensor& targets, int64_t chunk_bytes, double gradient_scale,
                             const std::optional<Fp8Recipe>& fp8, bool want_gradient) {
     const at::Tensor rows = as_rows(x).contiguous(), wanted = targets.reshape({-1});
+    const InUse in_use{rows, weight};
     const int64_t alignment = alignment_of(fp8);
     const int64_t count = rows.size(0), classes = weight.size(0), stride = round_up(classes, alignment);
     const int64_t row_bytes = stride * static_cast<int64_t>(x.element_size());
@@ -224,7 +226,7 @@ class LinearCrossEntropyFunction : public Function<LinearCrossEntropyFunction> {
     variable_list result(7);
     kernels::scale(d_rows, d_rows, factor);
     result[0] = d_rows.view(context->saved_data["shape"].toIntVector());
-    if (!weight.requires_grad()) return result;
+    if (!is_reached(weight)) return result;
     at::Tensor into = gradient_to_add_to(weight);
     if (into.defined()) {
       kernels::add_scaled(into, d_weight, factor);

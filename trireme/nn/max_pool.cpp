@@ -24,6 +24,7 @@ class MaxPoolFunction : public Function<MaxPoolFunction> {
     const std::vector<int64_t> shape = {x.size(0), x.size(1), outputs(x.size(2)), outputs(x.size(3))};
     at::Tensor y = at::empty(shape, x.options(), kChannelsLast);
     at::Tensor taken = at::empty(shape, x.options().dtype(at::kByte), kChannelsLast);
+    const InUse in_use{x};
     kernels::max_pool_forward(y, taken, x, {kernel, stride, padding});
     context->save_for_backward({taken});
     context->saved_data["x"] = x.sizes().vec();

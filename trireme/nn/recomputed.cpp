@@ -20,6 +20,7 @@ at::Tensor normed(at::Tensor& sum, at::Tensor& statistics, const at::Tensor& x, 
                   const at::Tensor& weight, const at::Tensor& bias, double eps, bool asked) {
   at::Tensor y = at::empty_like(x);
   const at::Tensor amax = amax_to_raise(y, asked);
+  const InUse in_use{x, delta, weight, bias};
   if (bias.defined()) {
     kernels::layer_norm_forward(y, sum, statistics, x, delta, weight, bias, eps, amax);
   } else {
@@ -49,7 +50,7 @@ class NormLinearFunction : public Function<NormLinearFunction> {
     LinearKept kept;
     kept.input_amax = noted_amax(y, fp8);
     const at::Tensor out = shaped(apply_linear(params, as_rows(y), {}, kept, KeepInput::kNo), x);
-    if (wants_gradient(bias)) ask_for_gradient_sums(out);
+    if (is_reached(bias)) ask_for_gradient_sums(out);
     if (!delta.defined()) sum = x_in;
     save(*context, {delta.defined() ? sum : x, norm_weight, norm_bias, statistics}, {{params, kept}});
     context->saved_data["adds"] = delta.defined();
@@ -82,6 +83,7 @@ class NormLinearFunction : public Function<NormLinearFunction> {
     const at::Tensor amax = amax_to_raise(dx, asks_for_amax(params.fp8));
     GradTarget d_weight(norm_weight);
     variable_list result(5);
+    const InUse in_use{x, norm_weight};
     if (norm_bias.defined()) {
       GradTarget d_bias(norm_bias);
       const at::Tensor sums = sums_to_fill(dx, context->saved_data["asked_for_sums"].toBool());
@@ -120,6 +122,7 @@ Fp8Source activate(const at::Tensor& x, bool gated, const std::optional<Fp8Recip
   if (gated) shape.back() /= 2;
   at::Tensor y = at::empty(shape, x.options());
   const at::Tensor amax = amax_to_raise(y, asked);
+  const InUse in_use{x};
   gated ? kernels::swiglu_forward(y, x, amax) : kernels::gelu_forward(y, x, amax);
   note_amax(y, amax);
   return y;
@@ -144,7 +147,7 @@ class ActivatedLinearFunction : public Function<ActivatedLinearFunction> {
     context->saved_data["adds"] = residual.has_value();
     context->saved_data["asked_for_sums"] = !gated && asks_for_gradient_sums(x_in);
     const at::Tensor out = shaped(y, x);
-    if (wants_gradient(bias)) ask_for_gradient_sums(out);
+    if (is_reached(bias)) ask_for_gradient_sums(out);
     return out;
   }
 
@@ -162,6 +165,7 @@ class ActivatedLinearFunction : public Function<ActivatedLinearFunction> {
     const bool left_to_cast = gated && casts_swiglu(params.fp8);
     if (!left_to_cast) y = at::empty_like(dy);
     const at::Tensor sums = sums_to_fill(dx, context->saved_data["asked_for_sums"].toBool());
+    const InUse in_use{x};
     gated ? kernels::swiglu_backward(dx, dy, x, amax, y) : kernels::gelu_backward(dx, dy, x, amax, y, sums);
     note_amax(dx, amax);
     note_column_sums(dx, sums);

@@ -91,8 +91,9 @@ void check_touches() {
   std::vector<size_t> seen;
   const at::Tensor param = leaf_of(2.0f), x = leaf_of(3.0f);
   {
-    TouchWatch watch(
-        [&](const std::vector<size_t>& tokens) { seen.insert(seen.end(), tokens.begin(), tokens.end()); });
+    TouchWatch watch([&](const std::vector<size_t>& tokens, Nesting) {
+      seen.insert(seen.end(), tokens.begin(), tokens.end());
+    });
     watch.mark(param, 5);
     const at::Tensor product = x * param.view({2});
     expect(!seen.empty() && seen.front() == 5, "an operator on a view of a marked parameter is noticed");
@@ -114,7 +115,7 @@ void check_writes() {
   flat.fill_(1.0f);
   expect(param._version() == version,
          "a write to a flat buffer leaves the version of the parameters in it alone");
-  TouchWatch watch([](const std::vector<size_t>&) {},
+  TouchWatch watch([](const std::vector<size_t>&, Nesting) {},
                    [&](size_t, int64_t offset) { writes += offset == 2 ? 1 : 100; });
   watch.mark(param, 0);
   (param + 1).sum();

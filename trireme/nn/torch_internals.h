@@ -5,6 +5,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <functional>
+#include <initializer_list>
 #include <memory>
 #include <string>
 #include <vector>
@@ -32,14 +33,25 @@ void lend_gradient(const at::Tensor& param, const at::Tensor& memory);
 /// Whether lend_gradient() was called for `param` since its data was set.
 bool has_lender(const at::Tensor& param);
 
+/// Whether the backward pass under way goes on to `param`, or would outside of one: it requires a gradient,
+/// and the pass is not one for other tensors only (torch::autograd::grad, or backward with inputs).
+bool is_reached(const at::Tensor& param);
+/// Whether a function's backward may write the gradient of `param` past autograd. It may where autograd would
+/// only add what it gets to param.grad(): not where the gradient is returned to whoever asked for it, and not
+/// where a hook is to see or replace it. Callbacks of call_when_complete() look at nothing. Outside of a
+/// backward pass there is nobody to ask, and it may.
+bool may_write_gradient(const at::Tensor& param);
+
 /// Makes the lent memory the gradient of `param` and returns it, for the caller to overwrite on the current
-/// stream. Returns an undefined tensor when there is a gradient already or nothing was lent.
+/// stream. Returns an undefined tensor when there is a gradient already, nothing was lent, or
+/// may_write_gradient() forbids it.
 at::Tensor claim_gradient(const at::Tensor& param);
 /// Whether claim_gradient() would return memory.
 bool can_claim_gradient(const at::Tensor& param);
-/// The dtype of the gradient that `param` has, or of the memory lent for it; else of `param`.
+/// The dtype of the gradient that gradient_to_add_to() or claim_gradient() would return; else of `param`.
 at::ScalarType gradient_dtype(const at::Tensor& param);
-/// The gradient that `param` has, for the caller to add to on the current stream; undefined: none.
+/// The gradient that `param` has, for the caller to add to on the current stream; undefined: none, or
+/// may_write_gradient() forbids it.
 at::Tensor gradient_to_add_to(const at::Tensor& param);
 
 /// Lends a linear layer the FP8 matrix of its weights, for it to multiply with: `first` is its first weight,
@@ -71,9 +83,13 @@ std::shared_ptr<torch::autograd::Node> call_when_complete(const at::Tensor& leaf
 /// `watch`: set_data() may have ended that.
 bool is_watched(const at::Tensor& leaf, const std::shared_ptr<torch::autograd::Node>& watch);
 
+/// Whether an operator is one that a module calls, or runs inside of another: then memory that the other one
+/// uses must stay.
+enum class Nesting { kOuter, kInner };
+
 /// Called before an operator runs, on its thread, with the tokens of the storages among its arguments that
 /// its own watch has marked, each once. May give the storages memory; must not use marked tensors itself.
-using Touched = std::function<void(const std::vector<size_t>& tokens)>;
+using Touched = std::function<void(const std::vector<size_t>& tokens, Nesting nesting)>;
 
 /// From now on whoever asks for the memory of `tensor` or of a tensor that shares it, by data_ptr() or by
 /// torch::save, gets a c10::Error with `reason`. The storage holds no memory then.
@@ -88,7 +104,8 @@ using Written = std::function<void(size_t token, int64_t offset)>;
 /// Notices when an operator is about to use a marked tensor, in forward and in backward, so that parameters
 /// of any module can be gathered without a line in the module. It works by a dispatch key on the marked
 /// tensors and their views (torch's DeferredInit, made for libraries outside torch). What reads memory past
-/// the dispatcher, such as a kernel on data_ptr(), is not seen. Marks last as long as this lives.
+/// the dispatcher, such as a kernel on data_ptr(), is seen where it says so (InUse). Marks last as long as
+/// this lives.
 class TouchWatch {
  public:
   explicit TouchWatch(Touched touched, Written written = {});
@@ -108,6 +125,17 @@ class TouchWatch {
   Touched touched_;
   Written written_;
   std::vector<Mark> marks_;
+};
+
+/// For functions that read memory past the dispatcher: tells the watches of the tensors what one operator on
+/// all of them would, and operators of this thread run inside of that one while this lives.
+/// Tensors may be undefined. Where nothing is marked, it costs a look at the keys of each tensor.
+class InUse {
+ public:
+  InUse(std::initializer_list<at::TensorList> lists);
+  ~InUse();
+  InUse(const InUse&) = delete;
+  InUse& operator=(const InUse&) = delete;
 };
 
 }  // namespace trireme::nn

@@ -51,6 +51,16 @@ Registry& registry() {
   return instance;
 }
 
+/// Operators on marked tensors that this thread is inside of.
+thread_local int64_t operators_under_way = 0;
+
+struct UnderWay {
+  UnderWay() { ++operators_under_way; }
+  ~UnderWay() { --operators_under_way; }
+  UnderWay(const UnderWay&) = delete;
+  UnderWay& operator=(const UnderWay&) = delete;
+};
+
 /// What an operator uses, by the watch that wants to know: tokens mean nothing to another one. Nearly always
 /// it is one watch and one token.
 class Found {
@@ -72,7 +82,8 @@ class Found {
     }
   }
   void report() const {
-    for (const Use& use : uses_) (*use.touched)(use.tokens);
+    const Nesting nesting = operators_under_way == 0 ? Nesting::kOuter : Nesting::kInner;
+    for (const Use& use : uses_) (*use.touched)(use.tokens, nesting);
     for (const Write& write : writes_) (*write.entry.written)(write.entry.token, write.offset);
   }
 
@@ -104,6 +115,7 @@ void before_operator(const c10::OperatorHandle& op, c10::DispatchKeySet keys, to
     found.look_at(values[i], alias != nullptr && alias->isWrite());
   }
   found.report();
+  const UnderWay under_way;
   op.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kKey), stack);
 }
 
@@ -135,6 +147,19 @@ TouchWatch::~TouchWatch() {
     registry().remove(mark.storage.unsafeGetStorageImpl());
     KeyAccess::set(*mark.tensor.unsafeGetTensorImpl(), false);
   }
+}
+
+InUse::InUse(std::initializer_list<at::TensorList> lists) {
+  Found found;
+  for (const at::TensorList list : lists) {
+    for (const at::Tensor& tensor : list) found.look_at(tensor, /*is_written=*/false);
+  }
+  found.report();
+  ++operators_under_way;
+}
+
+InUse::~InUse() {
+  --operators_under_way;
 }
 
 void TouchWatch::mark(const at::Tensor& tensor, size_t token) {

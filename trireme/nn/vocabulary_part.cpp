@@ -104,6 +104,7 @@ class VocabularyPartFunction : public Function<VocabularyPartFunction> {
   static variable_list forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& weight,
                                const at::Tensor& targets_in, int64_t first, int64_t chunk_bytes,
                                bool wants_gradient) {
+    const InUse in_use{x, weight};
     const at::Tensor rows = x.reshape({-1, x.size(-1)}).contiguous();
     const at::Tensor targets = targets_in.reshape({-1}).contiguous();
     const at::Tensor logits = kernels::product(rows, weight.t());
@@ -140,7 +141,7 @@ class VocabularyPartFunction : public Function<VocabularyPartFunction> {
     const variable_list saved = context->get_saved_variables();
     const at::Tensor &rows = saved[0], &weight = saved[1], &logits = saved[2], &targets = saved[3];
     variable_list result(6);
-    if (!weight.requires_grad()) return result;
+    if (!is_reached(weight)) return result;
     const bool is_written = logits.size(0) > 0;
     GradTarget target(weight, AddsTo::kFp32Too, is_written ? GradTarget::kAsItIs : GradTarget::kZeroed);
     at::Tensor& into = target.tensor();

@@ -34,11 +34,11 @@ void DataParallel::begin_forward() {
   check_usable();
   notice_update();
   take_writes();
-  current_.reset();
+  current_.clear();
   executor_.begin_forward(trains());
   if (use_from_ != UseFrom::kOperators) return;
   executor_.enter_forward(0);  // modules that read memory past the dispatcher announce nothing
-  current_ = 0;
+  current_ = {0};
 }
 
 at::Tensor DataParallel::run_unit(const std::string& name, const at::Tensor& x,
@@ -84,7 +84,7 @@ void DataParallel::end_backward_range() {
 
 /// A token below the number of units is a unit whose parameters are used; a larger one, less that number, is
 /// a unit whose pieces are used.
-void DataParallel::touched(const std::vector<size_t>& tokens) {
+void DataParallel::touched(const std::vector<size_t>& tokens, nn::Nesting nesting) {
   std::vector<size_t> units;
   for (const size_t token : tokens) {
     if (token < units_.size()) {
@@ -98,8 +98,8 @@ void DataParallel::touched(const std::vector<size_t>& tokens) {
     units_[unit]->take_writes();  // an optimizer goes on from what others have written
   }
   if (units.empty()) return;
-  if (!in_backward_ && (complete_ || !current_)) notice_update();
-  if (use_from_ == UseFrom::kOperators) use_units(units);
+  if (!in_backward_ && (complete_ || current_.empty())) notice_update();
+  if (use_from_ == UseFrom::kOperators) use_units(units, nesting);
 }
 
 void DataParallel::written(size_t token, int64_t offset) {
@@ -107,18 +107,27 @@ void DataParallel::written(size_t token, int64_t offset) {
   pieces_written_ = true;
 }
 
-void DataParallel::use_units(const std::vector<size_t>& units) {
+/// What runs inside of an operator that uses several units names one of them at a time: it leaves none.
+void DataParallel::use_units(const std::vector<size_t>& units, nn::Nesting nesting) {
   if (in_backward_) {
     for (const size_t unit : units) executor_.enter_backward(unit);
     return;
   }
-  if (!current_ || (trains() && !executor_.trains())) {
+  const auto is_in = [](const std::vector<size_t>& some, size_t unit) {
+    return std::ranges::find(some, unit) != some.end();
+  };
+  if (current_.empty() || (trains() && !executor_.trains())) {
     executor_.begin_forward(trains());
-  } else if (std::ranges::find(units, *current_) == units.end()) {
-    executor_.leave_forward(*current_);
+    current_.clear();
+  } else if (nesting == nn::Nesting::kOuter) {
+    for (const size_t unit : std::exchange(current_, {})) {
+      if (!is_in(units, unit)) executor_.leave_forward(unit);
+    }
   }
-  for (const size_t unit : units) executor_.enter_forward(unit);
-  current_ = units.back();
+  for (const size_t unit : units) {
+    executor_.enter_forward(unit);
+    if (!is_in(current_, unit)) current_.push_back(unit);
+  }
 }
 
 void DataParallel::gradient_complete(size_t unit, size_t param) {
@@ -216,7 +225,7 @@ double DataParallel::begin_micro_batch(double weight, at::ScalarType loss) {
   }
   if (completion_.follow_freezing()) executor_.follow_freezing();
   completion_.begin();
-  current_.reset();
+  current_.clear();
   return mean_.add(weight, loss);
 }
 

@@ -335,9 +335,9 @@ class DataParallel {
 
   void begin_backward_range(size_t unit);
   void end_backward_range();
-  void touched(const std::vector<size_t>& tokens);
+  void touched(const std::vector<size_t>& tokens, nn::Nesting nesting);
   void written(size_t token, int64_t offset);
-  void use_units(const std::vector<size_t>& units);
+  void use_units(const std::vector<size_t>& units, nn::Nesting nesting);
   void gradient_complete(size_t unit, size_t param);
   void go_back_to_stream(c10::OptionalStreamGuard& guard) const;
   void make_watch();
@@ -384,7 +384,7 @@ class DataParallel {
   bool params_marked_ = false;  ///< in touch_, not only pieces
   bool order_agreed_ = false;
 
-  std::optional<size_t> current_;  ///< the unit that operators touched last in forward
+  std::vector<size_t> current_;  ///< the units that operators use in forward; none before the first of a pass
   bool in_backward_ = false;
   std::optional<c10::Stream> stream_;  ///< on which backward() was called; none on a CPU
   bool in_backward_range_ = false;     ///< NVTX: a unit is being differentiated

@@ -187,8 +187,9 @@ void DataParallel::watch_updates() {
 }
 
 void DataParallel::make_watch() {
-  touch_ = std::make_unique<nn::TouchWatch>([this](const std::vector<size_t>& tokens) { touched(tokens); },
-                                            [this](size_t token, int64_t offset) { written(token, offset); });
+  touch_ = std::make_unique<nn::TouchWatch>(
+      [this](const std::vector<size_t>& tokens, nn::Nesting nesting) { touched(tokens, nesting); },
+      [this](size_t token, int64_t offset) { written(token, offset); });
 }
 
 void DataParallel::mark_params(size_t unit) {

@@ -196,7 +196,7 @@ void DataParallel::skip_step() {
   executor_.abandon();
   for (const auto& unit : units_) unit->drop_gradients();
   completion_.forget();
-  current_.reset();
+  current_.clear();
 }
 
 void DataParallel::average_parameters() {

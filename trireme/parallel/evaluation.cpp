@@ -44,7 +44,7 @@ Evaluation::Evaluation(DataParallel& engine, Keep keep)
   engine_.notice_update();
   engine_.take_writes();
   for (const auto& unit : engine_.units_) was_whole_.push_back(unit->is_whole());
-  engine_.current_.reset();
+  engine_.current_.clear();
   engine_.evaluation_ = this;
   try {
     if (gathers_) free_units();  // what a pass finds is the same on all ranks
@@ -64,7 +64,7 @@ Evaluation::Evaluation(DataParallel& engine, Keep keep)
 
 Evaluation::~Evaluation() {
   engine_.evaluation_ = nullptr;
-  engine_.current_.reset();
+  engine_.current_.clear();
   engine_.executor_.observe({});
   if (!gathers_) engine_.executor_.hold(-1);
   if (engine_.executor_.holds()) return;
@@ -116,7 +116,7 @@ void Evaluation::end_pass() {
   if (!std::exchange(in_pass_, false)) return;
   if (announces_) exchange(kEndOfPass);
   knows_order_ = true;
-  engine_.current_.reset();
+  engine_.current_.clear();
   free_units();
 }
 
@@ -143,7 +143,7 @@ void Evaluation::perform(Code code) {
 
 bool Evaluation::next(bool mine) {
   if (!gathers_) {
-    engine_.current_.reset();
+    engine_.current_.clear();
     return mine;
   }
   end_pass();
