@@ -302,7 +302,7 @@ TEST_F(PlanStepCheck, SaysWhichLineCannotBeRead) {
         {replaced("trainable", "trainble"), "'trainble' is neither trainable nor frozen"},
         {replaced("         197,632 ", "        -197,632 "), "'-197632' is not a number of 0 or more"},
         {replaced("    2 unshard", "    3 unshard"), "action 3 is used already"},
-        {replaced("from 0 to 31", "from 0 to 99"), "there is no action 99"},
+        {replaced("from 0 to 36", "from 0 to 99"), "there is no action 99"},
         {replaced(line_of(14), ""), "there is no action 14"},
         {"hello", "an action comes before"}}) {
     const Outcome outcome = check(text);
@@ -317,20 +317,20 @@ TEST_F(PlanStepCheck, SaysWhichLineCannotBeRead) {
 
 TEST_F(PlanStepCheck, SaysWhichActionCannotBe) {
   for (const auto& [text, said] : {
-           std::pair<std::string, std::string>{replaced("from 13 to 14", "from 14 to 14"),
+           std::pair<std::string, std::string>{replaced("from 13 to 15", "from 14 to 15"),
                                                "action 13, backward of transformer.h.3 in micro-batch 0: the "
                                                "gradients of transformer.h.3 have no "
                                                "memory here"},
-           {replaced("from 3 to 25", "from 3 to 17"),
-            "action 25, backward of transformer.h.0 in micro-batch 0: the activations of transformer.h.0 "
+           {replaced("from 3 to 28", "from 3 to 17"),
+            "action 28, backward of transformer.h.0 in micro-batch 0: the activations of transformer.h.0 "
             "have no"},
            {replaced(line_of(13) + line_of(14), line_of(14) + line_of(13)),
             "action 13, reduce of transformer.h.3 in micro-batch 0: its gradients are not complete"},
-           {replaced(line_of(32), ""), "transformer.h.0 is never updated"},
+           {replaced(line_of(37), ""), "transformer.h.0 is never updated"},
            {replaced("update          root           ", "update          *              "),
             "units are updated one by one"},
            {replaced("update          root           ", "update          transformer.h.1"),
-            "action 33, update of transformer.h.1: it occurs twice"},
+            "action 38, update of transformer.h.1: it occurs twice"},
        }) {
     const Outcome outcome = check(text);
     EXPECT_EQ(outcome.code, 1) << said;

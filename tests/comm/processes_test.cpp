@@ -17,6 +17,7 @@
 #include "tests/comm/processes.h"
 #include "trireme/base/clock.h"
 #include "trireme/base/cores.h"
+#include "trireme/base/error.h"
 #include "trireme/comm/group.h"
 #include "trireme/comm/world.h"
 

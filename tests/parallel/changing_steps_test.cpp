@@ -306,7 +306,7 @@ TEST(ChangingWeights, OfALossInFewBitsCountAsTheyAreRounded) {
       const auto of_other = wrap(other, mesh_of(world), {.policy = "ddp"});
       const at::Tensor loss = (loss_sum(other, inputs(0), targets(0)) / 100.0).to(at::kHalf);
       expect_refusal([&] { of_other->backward(loss, 1e6); },
-                     {"weight 1000000", "Half", "divide all weights"});
+                     {"weight 1000000", "Half", "multiply all weights by one number"});
     });
   }
 }

@@ -16,6 +16,7 @@
 #include "tests/support/spawn.h"
 #include "trireme/base/error.h"
 #include "trireme/parallel/state_file.h"
+#include "trireme/plan/policy.h"
 
 namespace trireme::test {
 namespace {
@@ -135,6 +136,11 @@ void expect_refused_on_all(const Layout& layout, int64_t freezes, bool sums) {
     for (int64_t step = 0; step < kSteps; ++step) {
       if (step == 2) {
         if (world->rank() == freezes) net.blocks[1]->w1.requires_grad_(false);
+        if (plan::find_policy(layout.policy).shard_parameters) {
+          // The rank that froze gathers in a new order, so most often the ranks' next collectives differ
+          // first.
+          return expect_thrown<Error>([&] { differentiate(step); }, {"different"}, what);
+        }
         expect_thrown<LogicError>(
             [&] { differentiate(step); },
             {"frozen different parameters", "blocks.1.w1",

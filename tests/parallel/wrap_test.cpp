@@ -327,7 +327,7 @@ TEST(Wrap, RefusesWhatItCannotTake) {
     expect_refusal([&] { parallel::data_parallel(single, mesh); }, {"has been wrapped before"});
     Net integers(7);
     integers.head = integers.register_parameter("steps", at::zeros({2}, at::kLong), false);
-    expect_refusal([&] { parallel::data_parallel(integers, mesh); }, {"steps", "Long", "floating point"});
+    expect_refusal([&] { parallel::data_parallel(integers, mesh); }, {"steps", "Long", "floating-point"});
   });
 }
 

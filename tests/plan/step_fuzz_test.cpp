@@ -1,6 +1,6 @@
-// verify() as a law: of thousands of edits of step programs, none that trains wrongly is accepted. What trains
-// wrongly is judged by following gradients through the step with symbols, by code that shares nothing with
-// verify().
+// verify() as a law: of thousands of edits of step programs, none that trains wrongly is accepted. What
+// trains wrongly is judged by following gradients through the step with symbols, by code that shares nothing
+// with verify().
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 

@@ -2,8 +2,8 @@
 // Differentiable operations as plain functions over our own kernels.
 //
 // Gradients of parameters: backward overwrites memory that was lent for the first one (torch_internals.h) and
-// adds in place to a gradient that exists, and returns neither to autograd. It does so only where nobody could
-// tell (may_write_gradient()). Where a hook is to see or replace the gradient of a parameter, or where
+// adds in place to a gradient that exists, and returns neither to autograd. It does so only where nobody
+// could tell (may_write_gradient()). Where a hook is to see or replace the gradient of a parameter, or where
 // torch::autograd::grad() asks for it, the gradient is returned as usual, as that of everything else is.
 #include <ATen/core/Tensor.h>
 

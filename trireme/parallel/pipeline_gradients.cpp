@@ -189,10 +189,12 @@ void Pipeline::round_ties_alike() {
   }
 }
 
-/// The values of `mine` are those of the tie's first stage.
+/// The values of `mine` are those of the tie's first stage. A copy travels: threads of the backend may hold
+/// what they have sent a moment longer, and the parameter is wrapped next, when nobody else may have its
+/// memory.
 void Pipeline::start_equal(comm::Group& group, const at::Tensor& mine) const {
   const at::NoGradGuard no_grad;
-  at::Tensor values = mine.to(mesh_.world->device()).contiguous();
+  at::Tensor values = at::empty(mine.sizes(), mine.options().device(mesh_.world->device())).copy_(mine);
   group.broadcast(values, 0);
   mine.copy_(values);
 }

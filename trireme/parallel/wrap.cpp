@@ -108,10 +108,11 @@ void broadcast_from_root(const at::Tensor& tensor, const comm::Mesh& mesh) {
   const at::NoGradGuard no_grad;
   const c10::InferenceMode as_it_was_made(tensor.is_inference());  // or nothing could be written to it
   const at::Tensor place = without_repeats(tensor.detach());
-  const at::Tensor on_device = place.resolve_conj().resolve_neg().to(mesh.world->device()).contiguous();
-  at::Tensor bytes = on_device.view({-1}).view(at::kByte);
+  at::Tensor values = at::empty({place.numel()}, place.options().device(mesh.world->device()));
+  values.copy_(place.reshape({-1}));
+  at::Tensor bytes = values.view(at::kByte);
   mesh.dp->broadcast(bytes, 0);
-  if (!on_device.is_alias_of(place)) place.copy_(on_device);
+  place.copy_(values.view(place.sizes()));
 }
 
 void broadcast_buffers(const Module& module, const comm::Mesh& mesh) {
