@@ -78,7 +78,7 @@ TEST(StoreCalls, JoiningAndMakingAGroupTakeAConstantNumberPerRank) {
 }
 
 TEST(StoreCalls, ManyRanksMeetWhileOtherWorkTakesAllCores) {
-  constexpr int64_t kRanks = 512, kMostPerRank = 12;
+  constexpr int64_t kRanks = 512, kMostPerRank = 14;
   const auto store = c10::make_intrusive<CountingStore>();
   std::atomic<bool> over = false;
   std::vector<std::thread> busy;

@@ -50,7 +50,7 @@ void Executor::write_programs() {
 void Executor::end_pass() {
   late_.clear();
   program_ = nullptr;
-  next_ = end_ = 0;
+  next_ = end_ = last_waits_ = 0;
 }
 
 void Executor::begin(const plan::StepProgram& program, plan::Pass::Kind kind, int64_t micro_batch) {
@@ -59,7 +59,8 @@ void Executor::begin(const plan::StepProgram& program, plan::Pass::Kind kind, in
   });
   program_ = &program;
   next_ = static_cast<size_t>(pass->begin);
-  end_ = static_cast<size_t>(pass->end);
+  end_ = last_waits_ = static_cast<size_t>(pass->end);
+  while (last_waits_ > next_ && program.actions[last_waits_ - 1].kind == ActionKind::kWait) --last_waits_;
   std::ranges::fill(states_, State::kIdle);
 }
 
@@ -161,9 +162,11 @@ bool Executor::advance_to(ActionKind kind, size_t index) {
   return false;
 }
 
-/// Issues what may be issued before the next unit computes.
+/// Issues what may be issued before the next unit computes. The waits that end a pass are left to
+/// end_backward(): nothing computes behind them, and within a hook of autograd they would give memory back
+/// before it is done.
 void Executor::advance() {
-  while (next_ < end_ && is_due(program_->actions[next_])) issue(program_->actions[next_++]);
+  while (next_ < last_waits_ && is_due(program_->actions[next_])) issue(program_->actions[next_++]);
 }
 
 bool Executor::is_due(const Action& action) const {

@@ -115,6 +115,7 @@ class Executor {
 
   const plan::StepProgram* program_ = nullptr;  ///< of the pass under way
   size_t next_ = 0, end_ = 0;  ///< of its actions; nothing is left where no pass is under way
+  size_t last_waits_ = 0;      ///< where the waits begin that end the pass; its caller issues them
   bool trains_ = false, in_backward_ = false, last_ = false;
   std::vector<State> states_;   ///< by unit, in the pass under way
   std::vector<bool> complete_;  ///< by unit, in the backward pass under way
