@@ -40,14 +40,14 @@ TEST_F(Worker, BenchSpeedMeasuresPoliciesByMicroBatchesAndRecommendsOne) {
   }
   EXPECT_EQ(json.json()["tokens_per_step"], 4 * 32);
 
-  const Outcome text = bench({"--micro-batches", "2"});
+  const Outcome text = bench({"--micro-batch-sizes", "2"});
   ASSERT_EQ(text.code, 0) << text.err;
   const auto lines = split(text.out, '\n');
   EXPECT_FALSE(contains(lines[0], "95%")) << "two rounds cannot say that: " << lines[0];
   ASSERT_EQ(lines.size(), 1u + 2 + 1 + 1) << "titles, two rows, the recommendation: " << text.out;
   EXPECT_TRUE(lines[3].starts_with("recommended: --parallel.policy=")) << text.out;
   EXPECT_TRUE(contains(lines[3], " --train.micro_batch=2  (")) << text.out;
-  EXPECT_EQ(bench({"--micro-batches", "3"}).code, 2) << "which divides no batch of 2 a rank";
+  EXPECT_EQ(bench({"--micro-batch-sizes", "3"}).code, 2) << "which divides no batch of 2 a rank";
 }
 
 TEST_F(Worker, BenchSpeedGoesOnWithoutWhatDoesNotFit) {

@@ -83,7 +83,7 @@ TEST_F(Worker, TrainsOnDigitsByEpochs) {
 TEST_F(Worker, RefusesFoldersWithoutImages) {
   const Outcome outcome = front_.run({"data", "info", "."});
   EXPECT_EQ(outcome.code, 2) << outcome.err;
-  EXPECT_TRUE(contains(outcome.err, "has no images")) << outcome.err;
+  EXPECT_TRUE(contains(outcome.err, "has no JPEG or PNG file")) << outcome.err;
 }
 
 }  // namespace
