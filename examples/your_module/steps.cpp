@@ -362,11 +362,12 @@ Weights gan(const comm::Mesh& mesh) {
 
 /// The same in one process without engines.
 Weights gan_in_one_process() {
+  const std::vector<Batch> batches = batches_of(0, 1);
   Net generator;
   torch::nn::Linear discriminator(8, 1);
   torch::optim::AdamW maker(generator->parameters(), AdamWOptions(1e-3));
   torch::optim::AdamW judge(discriminator->parameters(), AdamWOptions(1e-3));
-  for (const Batch& batch : batches_of(0, 1)) {
+  for (const Batch& batch : batches) {
     const at::Tensor fake = generator(batch.x);
     judge.zero_grad();
     (softplus(discriminator(fake.detach())) + softplus(-discriminator(batch.y))).mean().backward();
