@@ -20,9 +20,9 @@ int holding_back = 0, level_before = 0;
 // The resolver's state belongs to the thread. A question to no server fails at once, and the resolver keeps a
 // state that was changed.
 WithoutNameServer::WithoutNameServer() {
+  const std::lock_guard lock(level_mutex);
   if ((_res.options & RES_INIT) == 0) ::res_init();
   servers_ = std::exchange(_res.nscount, 0);
-  const std::lock_guard lock(level_mutex);
   if (holding_back++ > 0) return;
   level_before = FLAGS_caffe2_log_level;
   FLAGS_caffe2_log_level = std::max(level_before, kErrorsOnly);
