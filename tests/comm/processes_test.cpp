@@ -10,7 +10,9 @@
 #include <filesystem>
 #include <iterator>
 
+#include <algorithm>
 #include <chrono>
+#include <iostream>
 #include <thread>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
@@ -156,18 +158,29 @@ TEST(Processes, MissingRankIsNamedWithinTheDeadline) {
   EXPECT_EQ(fork_ranks(2, body), (Codes{0, 0}));
 }
 
+/// Either of the two may come second: which one does is up to the scheduler.
 TEST(Processes, ARankThatComesTwiceIsNamedAtOnce) {
   const int64_t port = free_port();
+  constexpr int kSecond = 5;
   const auto body = [&](int64_t process) {
-    if (process == 2) std::this_thread::sleep_for(std::chrono::milliseconds(500));
-    const auto joining = [&] {
-      join(spec_of(process == 2 ? 1 : process, 3, port), process == 2 ? 20.0 : 3.0);
-    };
-    if (process == 2)
-      return expect_comm_error(joining, {"two processes joined as rank 1", "on host", "its own RANK"}, 5.0);
-    return expect_comm_error(joining, {"rank 2 of 3"}, 7.0);
+    const double started = monotonic_seconds();
+    try {
+      join(spec_of(std::min<int64_t>(process, 1), 3, port), process == 0 ? 3.0 : 20.0);
+    } catch (const CommError& error) {
+      const std::string text = error.what();
+      const auto has = [&](const char* words) { return text.find(words) != std::string::npos; };
+      const bool in_time = monotonic_seconds() - started < 8.0;
+      if (in_time && has("rank 2 of 3")) return 0;
+      if (in_time && has("two processes joined as rank 1") && has("on host") && has("its own RANK"))
+        return kSecond;
+      std::cerr << text << "\n";
+    }
+    return 1;
   };
-  EXPECT_EQ(fork_ranks(3, body), (Codes{0, 0, 0}));
+  Codes codes = fork_ranks(3, body);
+  EXPECT_EQ(codes[0], 0);
+  std::sort(codes.begin(), codes.end());
+  EXPECT_EQ(codes, (Codes{0, 0, kSecond}));
 }
 
 TEST(Processes, TwoProcessesThatAreRankZeroAreBothNamed) {
@@ -178,7 +191,9 @@ TEST(Processes, TwoProcessesThatAreRankZeroAreBothNamed) {
       return expect_comm_error(
           [&] {
             std::thread opener([&] {
-              std::this_thread::sleep_for(std::chrono::milliseconds(500));
+              while (test::listening_addresses(port).empty()) {
+                std::this_thread::sleep_for(std::chrono::milliseconds(10));
+              }
               joined.open();
             });
             opener.detach();
