@@ -5,7 +5,7 @@
 
 namespace trireme {
 
-/// What `body` threw; null when it returned.
+/// The exception that `body` threw; null when it returned.
 inline std::exception_ptr error_of(const std::function<void()>& body) {
   try {
     body();

@@ -86,7 +86,7 @@ std::optional<int64_t> take_number(std::string_view& text) {
   return number;
 }
 
-/// What to_words() has written; no ranks where it was something else, or cut.
+/// Reads the text that to_words() wrote; no ranks if it is another text, or cut off.
 std::vector<int64_t> to_ranks(const std::string& text) {
   std::vector<int64_t> ranks;
   for (const std::string& word : split(text, ',')) {

@@ -1,6 +1,6 @@
 #pragma once
-// What the ranks of a host did last, in memory that outlives them: the launcher makes it, each rank notes its
-// own operations there, and when one has died the launcher reads what all were doing.
+// The last operations of the ranks of a host, in memory that outlives them: the launcher makes it, each rank
+// notes its own operations there, and when one has died the launcher reads what all were doing.
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -23,7 +23,7 @@ struct FlightEntry {
   std::string subject = {};  ///< what the operation works on; may be empty
 };
 
-/// What is known of one rank.
+/// The record of one rank.
 struct Flight {
   bool joined = false;                                      ///< it has begun to join the other ranks
   std::vector<FlightEntry> entries = {};                    ///< its last operations, the newest last
@@ -62,7 +62,7 @@ class FlightRecord {
   /// How many each rank has given, by rank.
   std::vector<uint64_t> all_beats() const;
 
-  /// What is known, by rank. An entry that a rank was writing when it died is left out.
+  /// The records by rank. An entry that a rank was writing when it died is left out.
   std::vector<Flight> read() const;
 
  private:

@@ -1,5 +1,5 @@
 #pragma once
-// What this host has.
+// Facts about this host: control groups, memory, boot, processor time.
 #include <sys/types.h>
 
 #include <cstdint>

@@ -1,6 +1,6 @@
 #pragma once
-// What a training run tells the outside: records pushed into sinks. The loop knows this interface only; the
-// run directory, TensorBoard and the console implement it.
+// The records of a training run, pushed into sinks. The loop knows this interface only; the run directory,
+// TensorBoard and the console implement it.
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -42,8 +42,8 @@ struct StepRecord {
   }
 };
 
-/// What a run's parallel layout cost a rank, rank 0 where nothing else is said, next to what plan/memory.h
-/// predicts.
+/// Memory and messages that a run's parallel layout cost a rank (rank 0 unless a member says otherwise),
+/// beside the predictions of plan/memory.h.
 struct RunCost {
   struct State {
     int64_t parameters = 0, gradients = 0, optimizer = 0;

@@ -59,7 +59,7 @@ std::string nearest_name(std::string_view word, std::span<const std::string> can
   size_t best_distance = 1 + std::max<size_t>(1, (letters + 1) / 3);  // fewer edits than this
   for (const std::string& candidate : candidates) {
     const size_t distance = edit_distance(word, candidate);
-    // Of two that are as near, the one whose end was left out.
+    // Of two that are equally near, the one that starts with `word` wins.
     const bool completes =
         !best.empty() && distance == best_distance && candidate.starts_with(word) && !best.starts_with(word);
     if (distance < best_distance || completes) {

@@ -22,7 +22,8 @@ constexpr int64_t kMaxCommitBytes = 4096;
                   printable_line(what));
 }
 
-/// What `body` returns. Where it finds damage because the folder is being removed, there is none.
+/// Returns the result of `body`. Damage that it finds because the folder is being removed is not reported as
+/// such.
 template <typename Body>
 auto unless_removed(const Folder& folder, const Body& body) {
   try {
@@ -150,7 +151,7 @@ std::string Checkpoint::state() const {
   });
 }
 
-/// What the file says of itself must be what the index says of it.
+/// Checks that the file's header says what the index says of the file.
 void Checkpoint::check_header(size_t file, const InputFile& input) const {
   const StoredFile& stored = index_.files[file];
   check_size(file, input);

@@ -41,7 +41,7 @@ class Checkpoint {
   const std::string& path() const { return folder_.path(); }
   const Commit& commit() const { return commit_; }
   const Index& index() const { return index_; }
-  /// What is stored of tensor `name`; throws DataError when there is none of that name.
+  /// The stored tensor `name`; throws DataError when there is none of that name.
   const StoredTensor& tensor(const std::string& name) const;
   /// The run's own JSON. Throws DataError when it is damaged.
   std::string state() const;
@@ -65,7 +65,7 @@ class Checkpoint {
   Folder folder_;
   Commit commit_;
   Index index_;
-  /// What each file holds: a tensor of the index, and one of its pieces.
+  /// An entry of a file: a tensor of the index, and one of its pieces.
   using Held = std::pair<const std::pair<const std::string, StoredTensor>*, const StoredPiece*>;
   std::vector<std::vector<Held>> held_;
   mutable std::mutex mutex_;

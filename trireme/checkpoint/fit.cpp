@@ -14,7 +14,7 @@ namespace {
 constexpr const char* kOptimizerPrefix = "optimizer.";
 constexpr const char* kBelongTogether = "check that the checkpoint and the config belong together";
 
-/// What a model has under a name.
+/// The tensor that a model has under a name.
 struct Wanted {
   Shape shape;
   bool counts = false;  ///< a whole number, which nothing converts to

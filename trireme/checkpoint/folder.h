@@ -44,7 +44,7 @@ class OutputFile {
   /// Reserves `bytes` in all, where the file system can: it then says at once when they do not fit.
   void reserve(int64_t bytes);
   void append(const void* data, int64_t bytes);
-  /// What was written is on the disk when this returns; the file is closed.
+  /// When this returns, the bytes written are on the disk and the file is closed.
   void finish();
 
  private:

@@ -1,6 +1,6 @@
 #pragma once
-// What a checkpoint holds and where: its tensors as pieces in files, with the digests of every byte. The same
-// text with one file is what each rank reports of what it has written.
+// The index of a checkpoint: its tensors as pieces in files, with the digests of every byte. Each rank
+// reports the file that it has written as an index of that one file.
 #include <cstdint>
 #include <map>
 #include <string>

@@ -55,7 +55,7 @@ bool is_pickle(const std::string& name) {
   return has_suffix(name, {".bin", ".pt", ".pth", ".ckpt", ".pkl", ".distcp"});
 }
 
-/// Of the folder; empty: it has none.
+/// The folder's index of files; empty: it has none.
 FilesIndex files_index(const Folder& folder) {
   if (!folder.has(kFilesIndex)) return {};
   const InputFile file = open_inside(folder, kFilesIndex);

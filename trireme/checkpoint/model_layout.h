@@ -1,6 +1,6 @@
 #pragma once
-// What the headers, the index and the config.json of a folder say of its tensors: where each is, and that
-// each is there once. Knows nothing of files, so that it can be fuzzed alone. Private to model_folder.cpp.
+// Where each tensor of a folder is, by its headers, index and config.json, and that each is there once. Knows
+// nothing of files, so that it can be fuzzed alone. Private to model_folder.cpp.
 #include <cstdint>
 #include <map>
 #include <nlohmann/json_fwd.hpp>

@@ -32,7 +32,7 @@ struct Region {
   bool operator==(const Region& other) const;
 };
 
-/// What is wrong with `region` as a part of `shape`; empty: nothing.
+/// The reason why `region` is no part of `shape`; empty: it is one.
 std::string misfit(const Region& region, const Shape& shape);
 
 /// Elements [begin, begin + length) of a tensor that a region has as its own from number `local` on.
@@ -73,7 +73,7 @@ void intersect(const Shape& shape, const Region& first, const Region& second,
 /// for each of its matrices; without a limit a file of megabytes could keep its reader busy for days.
 inline constexpr int64_t kMaxRuns = int64_t{1} << 26;
 
-/// What keeps `regions` from covering every element of `shape` exactly once; empty: nothing.
+/// The reason why `regions` do not cover every element of `shape` exactly once; empty: they do.
 std::string coverage_error(const Shape& shape, const std::vector<const Region*>& regions);
 
 /// The part of `region` that replica `index` of `count` writes when all of them hold it: the parts of all are

@@ -52,8 +52,8 @@ SafetensorsHeader parse_safetensors_header(std::string_view json, int64_t data_b
 /// JSON of a header, entries in the order of their offsets.
 std::string format_safetensors_header(const SafetensorsHeader& header);
 
-/// What a file begins with: the length and the JSON, padded with spaces so that the data starts at a multiple
-/// of 64 bytes. Throws LogicError when it is longer than readers take.
+/// The first bytes of a file: the length and the JSON, padded with spaces so that the data starts at a
+/// multiple of 64 bytes. Throws LogicError when they are more than readers take.
 std::string safetensors_preamble(const SafetensorsHeader& header);
 
 /// The most bytes that a header may have, as in the reference implementation.

@@ -1,7 +1,6 @@
 #pragma once
-// What one rank writes of a checkpoint: a safetensors file of its pieces, and a report of it for the rank
-// that commits. The folder they are written to is all that ranks share, so a thread can do this beside
-// training.
+// One rank's part of a checkpoint: a safetensors file of its pieces, and a report of it for the rank that
+// commits. The folder is all that ranks share, so a thread can write both during training.
 #include <cstdint>
 #include <functional>
 #include <map>

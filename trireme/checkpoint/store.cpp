@@ -247,7 +247,7 @@ void remove_checkpoint(const Folder& folder, const std::string& name) {
   folder.remove(doomed);
 }
 
-/// What is wrong with a checkpoint, of which every byte is read; empty: nothing.
+/// Reads every byte of a checkpoint and returns the first problem; empty: none.
 std::string damage_of(const Folder& folder, const std::string& name, const std::function<bool()>& cancelled) {
   try {
     const std::vector<std::string> problems = Checkpoint(folder.open_folder(name)).verify(cancelled);

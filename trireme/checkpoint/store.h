@@ -64,7 +64,7 @@ class Claim {
   /// Makes the folder and takes its lock. Throws EnvironmentError when another process holds it, naming it.
   explicit Claim(const std::string& path);
 
-  /// What Store::generation() will be.
+  /// The number that Store::generation() will return.
   int64_t generation() const { return generation_; }
 
  private:

@@ -12,7 +12,7 @@ namespace trireme::checkpoint {
 /// The most bytes of a file of JSON: longer ones are not read, and hence not written.
 inline constexpr int64_t kMaxJsonBytes = int64_t{64} << 20;
 
-/// What to do about a file of a checkpoint that is not as it should be, and about one from elsewhere.
+/// The advice in errors about a damaged file of a checkpoint, and about one from elsewhere.
 inline constexpr const char* kUseAnother = "the file is damaged, use another checkpoint";
 inline constexpr const char* kFetchAgain = "correct it, or fetch it again from its source";
 

@@ -36,7 +36,7 @@ fs::path folder_of(const fs::path& path) {
   return path.has_parent_path() ? path.parent_path() : fs::path(".");
 }
 
-/// What the names of all that is unfinished of `path` begin with; short enough for what follows.
+/// The prefix of the names of all unfinished files of `path`; short enough for what follows.
 std::string prefix_of(const fs::path& path) {
   constexpr size_t kLongest = 200;
   return fmt::format(".{}.", path.filename().string().substr(0, kLongest));

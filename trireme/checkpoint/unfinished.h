@@ -47,7 +47,7 @@ class UnfinishedFile {
   void write(int64_t offset, const void* data, int64_t bytes);
   /// For bytes that come one after the other, in place of write().
   OutputFile output() const;
-  /// What was written is on the disk under `path` when this returns; what was there before is gone.
+  /// When this returns, the bytes written are on the disk under `path`, in place of an earlier file.
   void finish();
   bool is_finished() const { return !unfinished_.is_there(); }
 

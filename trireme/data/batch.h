@@ -9,7 +9,7 @@ namespace trireme::data {
 /// One micro-batch on the CPU, pinned when asked for.
 struct Batch {
   at::Tensor inputs;  ///< of text (B, T) int64; of images (B, C, H, W) fp32, channels last in memory
-  /// Of text (B, T) int64, inputs shifted by one. Of images (B) int64, or (B, classes) fp32 that sum to 1
+  /// For text (B, T) int64, inputs shifted by one. For images (B) int64, or (B, classes) fp32 that sum to 1
   /// where labels are smoothed or pictures mixed.
   at::Tensor targets;
   /// How many rows count. 0: none does; a batch of text then has B = 1, and its row is only a placeholder.

@@ -60,7 +60,7 @@ class KeyHash {
   StreamingHash hash_;
 };
 
-/// What the tokens are a function of. Edits show in size and time of a file.
+/// A hash of everything that the tokens depend on. Edits show in size and time of a file.
 std::string cache_key(const Source& source, const CorpusOptions& options) {
   KeyHash key;
   key.add_number(kFormatVersion);
@@ -140,7 +140,7 @@ TokenIndex prepare(const Source& source, const Tokenizer& tokenizer, const Corpu
   return index;
 }
 
-/// What is in `folder` once this process, or another one that was first, has prepared it.
+/// The index in `folder`, once this process, or another one that was first, has prepared it.
 TokenIndex prepare_or_wait(const Source& source, const Tokenizer& tokenizer, const CorpusOptions& options,
                            const std::string& folder, bool& from_cache) {
   const std::string cache = std::filesystem::path(folder).parent_path().string();

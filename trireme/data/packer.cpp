@@ -54,7 +54,7 @@ bool is_utf8_text(std::string_view text, ProgressMeter& meter) {
   return valid;
 }
 
-/// What the first pass over a source finds out.
+/// The findings of the first pass over a source.
 struct Survey {
   HeldOut held_out;
   int64_t not_utf8_files = 0;

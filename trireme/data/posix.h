@@ -1,6 +1,5 @@
 #pragma once
-// What the writers of this room share: errors, syncs by path, and folders that are there complete or not at
-// all.
+// Helpers of this room's writers: errors, syncs by path, and folders that are there complete or not at all.
 #include <string>
 #include <string_view>
 

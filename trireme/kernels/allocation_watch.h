@@ -1,5 +1,5 @@
 #pragma once
-// What torch's allocators themselves say they have given out, on a CPU and on a GPU.
+// Counts the memory that torch's allocators report as given out, on a CPU and on a GPU.
 #include <c10/util/ThreadLocalDebugInfo.h>
 
 #include <cstdint>

@@ -79,8 +79,8 @@ void pack(float* to, const HeadRows& rows, int64_t padded, float scale = 1.0f) {
 
 /// (width, padded): the transpose of rows, with zeros beside it.
 void pack_transposed(float* to, const HeadRows& rows, int64_t padded) {
-  // Of many rows at a time, a power of two apart, the first-level cache would lose some before their next
-  // column.
+  // Few rows at a time: of many that are a power of two apart, the first-level cache would lose some before
+  // their next column.
   constexpr int64_t kAtOnce = 16;
   for (int64_t first = 0; first < rows.count; first += kAtOnce) {
     const int64_t end = std::min(rows.count, first + kAtOnce);
@@ -209,7 +209,7 @@ class ForwardOfHead {
   Scratch scores_, out_;         ///< of kRows queries
 };
 
-/// Of the query heads that share a key and a value.
+/// The backward pass of the query heads that share a key and a value.
 class BackwardOfGroup {
  public:
   explicit BackwardOfGroup(const AttentionSizes& sizes)
@@ -251,7 +251,7 @@ class BackwardOfGroup {
     return {data, stride, sizes_.length, sizes_.head_dim};
   }
 
-  /// Of queries from `first` on: writes their gradients and adds to those of keys and values.
+  /// For queries from `first` on, writes their gradients and adds to those of keys and values.
   void run_block(float* d_query, const float* log_sums, int64_t first) {
     const auto [length, width] = padded_;
     const int64_t end = std::min(sizes_.length, first + kBlock);
@@ -266,7 +266,7 @@ class BackwardOfGroup {
     }
   }
 
-  /// Of kRows queries from `row` on, in a block that begins at `first`.
+  /// Computes kRows queries from `row` on, in a block that begins at `first`.
   void run_rows(float* d_query, const float* log_sums, int64_t first, int64_t row) {
     const auto [length, width] = padded_;
     const int64_t rows = std::min(kRows, sizes_.length - row), columns = round_up(row + kRows, kLanes);

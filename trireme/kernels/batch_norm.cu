@@ -145,7 +145,7 @@ __device__ float2 total_of(const float* partial, int64_t chunks, int64_t channel
   return sums[row][threadIdx.x];
 }
 
-/// What forward reads of a row.
+/// The inputs that forward reads of a row.
 template <typename Scalar, int kLanes, bool kResidual>
 struct Inputs {
   RawPack<Scalar, kLanes> x, residual;
@@ -180,7 +180,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks) forward_sums(BatchNormForwa
 // Rows of the statistics; scale * x + shift is the norm of x.
 constexpr int kMean = 0, kRstd = 1, kScale = 2, kShift = 3;
 
-/// What a thread needs of its channels, which few rows follow: whole packs, all of them under way at once.
+/// A thread's values by channel, used for few rows: read in whole packs, all of them under way at once.
 template <int kLanes>
 struct PerChannel {
   float values[kLanes];
@@ -251,10 +251,10 @@ __global__ void __launch_bounds__(kThreads, kBlocks) forward_elements(BatchNormF
   });
 }
 
-/// What came behind the norm.
+/// The operations behind the norm.
 enum class Behind { kNothing, kRelu, kResidualAndRelu };
 
-/// What backward reads of a row.
+/// The inputs that backward reads of a row.
 template <typename Scalar, int kLanes, Behind kBehind>
 struct Outputs {
   RawPack<Scalar, kLanes> x, dy, y;

@@ -1,6 +1,6 @@
 #pragma once
-// What norms of channels-last images share: sums over rows by channel, and the rows that come out. Private to
-// kernels/*.cpp.
+// Helpers of the norms of channels-last images: sums over rows by channel, and the rows that come out.
+// Private to kernels/*.cpp.
 #include <cstdint>
 #include <type_traits>
 

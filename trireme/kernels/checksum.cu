@@ -9,7 +9,7 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kMaxBlocks = 1024;
 
-/// Of a word and where it is; 0 for a word of zeros.
+/// Hashes a word with its index; 0 for a word of zeros.
 __device__ unsigned long long mix(uint32_t word, int64_t index) {
   unsigned long long h = word * (2 * static_cast<unsigned long long>(index) + 0x9e3779b97f4a7c15ull);
   h ^= h >> 32;

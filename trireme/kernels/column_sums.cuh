@@ -30,8 +30,8 @@ __device__ void add_rows(float (&sums)[kLanes], const Scalar* __restrict__ x, in
   }
 }
 
-/// What becomes of the sums of partial rows: the first kinds of sums are added to gradients, the next one
-/// overwrites fp32.
+/// Destinations of the sums of partial rows: the first kinds of sums are added to gradients, the next one
+/// overwrites an fp32 array.
 template <typename Scalar>
 struct ColumnTotals {
   Scalar* gradients[2] = {};
@@ -90,7 +90,7 @@ constexpr int walkers_of(int64_t width) {
   return walkers_for((width + kFullPack<Scalar> - 1) / kFullPack<Scalar>);
 }
 
-/// Of the dtype with most: the one whose rows have fewest packs.
+/// The largest walkers_of() over all dtypes: that of the one whose rows have fewest packs.
 constexpr int64_t most_walkers(int64_t width) {
   return walkers_for((width + 7) / 8);
 }

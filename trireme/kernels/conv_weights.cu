@@ -12,7 +12,7 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kTile = 4096;  // elements
 
-/// What a block turns: some channels of one output, at all positions.
+/// The weights that a block turns: some channels of one output, at all positions.
 struct Tile {
   int width, positions, count;
   int64_t channels, first, row;

@@ -24,12 +24,12 @@ constexpr int64_t kTileRows = 4;
 #endif
 constexpr int64_t kTileVectors = 2, kTileColumns = kTileVectors * kLanes;
 
-/// Of B at a time: what stays in the second-level cache beside rows of A and of the product.
+/// The part of B used at a time: it stays in the second-level cache beside rows of A and of the product.
 constexpr int64_t kInner = 512, kPackedFloats = 96 * 1024;
 /// Tiles that are computed one below the other for the same columns of B.
 constexpr int64_t kTilesDown = 4;
 
-/// What a tile begins with: nothing where data is null.
+/// The values to which a tile is added; none where data is null.
 struct Start {
   const float* data;
   int64_t stride;

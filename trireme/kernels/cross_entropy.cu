@@ -139,7 +139,8 @@ __device__ void for_groups(const Row<Scalar, kLanes, kNarrow>& row, int64_t pack
   }
 }
 
-/// What softmax subtracts before it exponentiates: 0 for a row of -inf alone, where -inf - -inf would be NaN.
+/// The number that softmax subtracts before it exponentiates: 0 for a row of -inf alone, where -inf - -inf
+/// would be NaN.
 __device__ float reference(float top) {
   return top == -INFINITY ? 0.0f : top;
 }
@@ -199,7 +200,7 @@ __device__ Statistics first_pass(const Row<Scalar, kLanes, kNarrow>& row, int64_
   return {top, block_sum<kThreads>(sum, sums)};
 }
 
-/// What is made of the row becomes factor * exp(logit - shift), and 0 in padding.
+/// Writes the row's gradients as factor * exp(logit - shift), and 0 in padding.
 template <int kThreads, typename Scalar, int kLanes, bool kNarrow>
 __device__ void second_pass(const Row<Scalar, kLanes, kNarrow>& row, int64_t packs, float shift,
                             float factor) {
@@ -222,7 +223,7 @@ __device__ void second_pass(const Row<Scalar, kLanes, kNarrow>& row, int64_t pac
   });
 }
 
-/// What is made of all classes becomes `value`, of padding zero.
+/// Writes `value` as the gradient of every class, and 0 in padding.
 template <int kThreads, typename Scalar, int kLanes, bool kNarrow>
 __device__ void write_everywhere(const Row<Scalar, kLanes, kNarrow>& row, int64_t packs, float value) {
   float values[kLanes];

@@ -95,7 +95,7 @@ struct Algorithm {
   size_t workspace;
 };
 
-/// What cuBLASLt wants to know. Its matrices have columns without gaps, so it is told out' = b' @ a'.
+/// The product as cuBLASLt takes it. Its matrices have columns without gaps, so it computes out' = b' @ a'.
 struct Problem {
   cublasLtMatmulDescOpaque_t operation;
   cublasLtMatrixLayoutOpaque_t b, a, out;

@@ -15,7 +15,7 @@ struct Matrix {
   bool transposed;
 };
 
-/// What a and b are instead of `dtype`, and what their values are multiplied by, as in fp8.h. a lies plain
+/// The FP8 formats of a and b, in place of `dtype`, and the scales of their values, as in fp8.h. a lies plain
 /// and b transposed.
 struct Fp8Operands {
   struct Kind {

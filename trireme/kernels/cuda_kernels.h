@@ -28,8 +28,8 @@ int rms_norm_forward(void* y, void* sum, float* rstd, const void* x, const void*
 int rms_norm_backward(void* dx, void* dweight, float* scratch, const void* dy, const void* d_sum,
                       const void* x, const void* weight, const float* rstd, int64_t rows, int64_t width,
                       Dtype dtype, void* stream, float* amax = nullptr);
-/// The same with mean and bias: y = (sum - mean) * rstd * weight + bias. `scratch` of the backward pass:
-/// norm_scratch() of two kinds of sums, or of three with dx_sums, which are those of add_column_sums().
+/// As the RMS norm, with mean and bias: y = (sum - mean) * rstd * weight + bias. `scratch` of the backward
+/// pass: norm_scratch() of two kinds of sums, or of three with dx_sums, which are those of add_column_sums().
 int layer_norm_forward(void* y, void* sum, float* mean, float* rstd, const void* x, const void* delta,
                        const void* weight, const void* bias, int64_t rows, int64_t width, float eps,
                        Dtype dtype, void* stream, float* amax = nullptr);
@@ -111,7 +111,7 @@ int swiglu_backward(void* d_gate_up, const void* dy, const void* gate_up, int64_
 int gelu_forward(void* y, const void* x, int64_t count, Dtype dtype, void* stream, float* amax = nullptr);
 int gelu_backward(void* dx, const void* dy, const void* x, int64_t count, Dtype dtype, void* stream,
                   float* amax = nullptr, void* y = nullptr);
-/// The same of (rows, width), with the sums of dx's rows. `scratch`: column_scratch(width) floats.
+/// gelu_backward() of x (rows, width), with the sums over dx's rows. `scratch`: column_scratch(width) floats.
 int gelu_backward_with_sums(void* dx, float* dx_sums, float* scratch, const void* dy, const void* x,
                             int64_t rows, int64_t width, Dtype dtype, void* stream, float* amax = nullptr,
                             void* y = nullptr);
@@ -147,8 +147,8 @@ int code_for_current_gpu();
 /// no class makes both NaN.
 int cross_entropy(float* loss, void* logits, const int64_t* targets, int64_t rows, int64_t classes,
                   int64_t stride, float scale, bool want_gradient, Dtype dtype, void* stream);
-/// The same for bf16 logits, which stay as they are; rows are multiples of 16 bytes. gradients (rows, stride)
-/// are e5m2, with 1 as the largest number of the format.
+/// As cross_entropy(), for bf16 logits, which stay as they are; rows are multiples of 16 bytes. gradients
+/// (rows, stride) are e5m2, with 1 as the largest number of the format.
 int cross_entropy_fp8(float* loss, void* gradients, const void* logits, const int64_t* targets, int64_t rows,
                       int64_t classes, int64_t stride, void* stream);
 
@@ -163,7 +163,7 @@ int vocabulary_part(void* powers, float* top, float* sum, float* target, const v
 int vocabulary_part_gradient(void* gradients, const void* logits, const int64_t* targets, int64_t first,
                              const float* top, const float* sum, const float* scale, int64_t rows,
                              int64_t classes, Dtype dtype, void* stream);
-/// What the parts of a vocabulary have made: (tokens, stride) each, of which the first 2 * width columns
+/// The messages of the parts of a vocabulary: (tokens, stride) each, of which the first 2 * width columns
 /// count.
 struct VocabularyMessages {
   static constexpr int kMost = 64;
@@ -189,7 +189,7 @@ int scale(void* y, Dtype y_dtype, const void* x, const float* factor, bool adds,
 
 /// out = the larger of what it holds and the largest magnitude of x (count); NaN where there is one.
 int fp8_amax(float* out, const void* x, int64_t count, void* stream);
-/// The same of each row and of each column of x (rows, columns).
+/// As fp8_amax(), for each row and each column of x (rows, columns).
 int fp8_amax_rows(float* of_rows, float* of_columns, const void* x, int64_t rows, int64_t columns,
                   void* stream);
 
@@ -198,8 +198,8 @@ struct Fp8Output {
   void* values = nullptr;
   float* scale = nullptr;
 };
-/// What is cast: a matrix in memory, or one that is computed during the cast and rounded to bf16, which needs
-/// scales of a tensor with `seen`, or of blocks of rows.
+/// The source of a cast: a matrix in memory, or one that is computed during the cast and rounded to bf16,
+/// which needs scales of a tensor with `seen`, or of blocks of rows.
 enum class Fp8Of {
   kValues,         ///< x (rows, columns)
   kSwiglu,         ///< of x (rows, 2 * columns), gate beside up

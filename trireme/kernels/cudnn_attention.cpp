@@ -130,7 +130,7 @@ class Graph {
         .set(CUDNN_ATTR_OPERATION_REDUCTION_DESC, how)
         .finalize();
   }
-  /// The same elements with other strides.
+  /// Gives y the elements of x, in other strides.
   void transpose(const Node& x, const Node& y) {
     operation(CUDNN_BACKEND_OPERATION_RESHAPE_DESCRIPTOR)
         .set(CUDNN_ATTR_OPERATION_RESHAPE_XDESC, *x.descriptor)
@@ -172,7 +172,7 @@ class Graph {
   std::vector<std::unique_ptr<Descriptor>> kept_, operations_;
 };
 
-/// What one call reads and writes, heads as (B, H or K, T, hd).
+/// The tensors that one call reads and writes, heads as (B, H or K, T, hd).
 struct Problem {
   Sizes query, key, value, output, d_output, d_query, d_key, d_value;  ///< dims, then strides
   bool bf16 = true;
@@ -186,7 +186,7 @@ Node& heads(Graph& graph, cudnnDataType_t type, const Sizes& sizes) {
                       Graph::Storage::kDevice);
 }
 
-/// The same memory with the last two dimensions exchanged.
+/// A tensor over this memory with the last two dimensions exchanged.
 Node& turned(Graph& graph, cudnnDataType_t type, const Sizes& sizes) {
   return graph.tensor(type, {sizes[0], sizes[1], sizes[3], sizes[2]},
                       {sizes[4], sizes[5], sizes[7], sizes[6]}, Graph::Storage::kDevice);

@@ -31,7 +31,7 @@ __device__ unsigned high(unsigned word) {
   return word & 0xffff0000u;
 }
 
-/// What a thread has of a tile: in each turn kGroup rows of kLanes columns. Lanes 0 to 15 of a warp have one
+/// A thread's share of a tile: in each turn kGroup rows of kLanes columns. Lanes 0 to 15 of a warp have one
 /// group of rows, the others the next.
 struct ThreadTile {
   int part, column, group[kTurns];
@@ -44,7 +44,7 @@ struct ThreadTile {
   }
 };
 
-/// Of matrices of `width` columns that lie side by side, the tile of this block in the one that begins at
+/// This block's tile. Matrices of `width` columns lie side by side; the tile is in the one that begins at
 /// column `begin`.
 struct Tile {
   int64_t row, column, begin, width;
@@ -71,7 +71,7 @@ __device__ float element_at(const uint4& pack, int lane) {
   return __uint_as_float(lane % 2 == 0 ? low(pair) : high(pair));
 }
 
-/// Of a pack's elements, as bits of fp32.
+/// The largest magnitude of a pack's elements, as bits of fp32.
 __device__ unsigned largest_of(const uint4& pack) {
   const unsigned most = __vmaxu2(__vmaxu2(magnitudes(pack.x), magnitudes(pack.y)),
                                  __vmaxu2(magnitudes(pack.z), magnitudes(pack.w)));
@@ -83,7 +83,7 @@ struct Loaded {
   uint4 rows[kTurns][kGroup];
 
   __device__ float at(int turn, int r, int lane) const { return element_at(rows[turn][r], lane); }
-  /// Of all of this thread's elements, as bits of fp32.
+  /// The largest magnitude of this thread's elements, as bits of fp32.
   __device__ unsigned largest_of_all() const {
     unsigned most = 0;
 #pragma unroll
@@ -93,7 +93,7 @@ struct Loaded {
     }
     return most;
   }
-  /// Of this thread's elements in columns 2i and 2i + 1, as two bf16.
+  /// The largest magnitudes of this thread's elements in columns 2i and 2i + 1, as two bf16.
   __device__ unsigned column_max(int i) const {
     unsigned most = 0;
 #pragma unroll
@@ -112,7 +112,7 @@ struct Identity {
   static constexpr int kInputs = 1, kOutputs = 1;
 };
 
-/// What Function makes of matrices of which each has `width` columns of rows that are `stride` elements
+/// The outputs of Function for matrices that each have `width` columns, in rows that are `stride` elements
 /// apart.
 template <typename Function>
 struct Source {
@@ -181,7 +181,7 @@ class TileMaxima {
     }
   }
 
-  /// Of this thread's row or column.
+  /// The largest magnitude of this thread's row or column.
   __device__ unsigned mine() const {
     if (threadIdx.x < kSide) return rows_[threadIdx.x];
     const int column = static_cast<int>(threadIdx.x) - kSide;
@@ -253,8 +253,8 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-/// What the values of a tile are multiplied by: those of a row for the plain copy, those of a column for the
-/// transposed one. Each thread finds one of them for all.
+/// The factors of a tile's values: by row for the plain copy, by column for the transposed one. Each thread
+/// computes one of them for all.
 struct Inverses {
   float of_row[kSide];
   alignas(16) float of_column[kSide];
@@ -334,8 +334,8 @@ __device__ void write_scale_of_tile(const Fp8CastCall& call, const Tile& tile, f
   if (call.transposed.values != nullptr) call.transposed.scale[transposed] = scale;
 }
 
-/// What is exclusive-ored to the places of a column's words, so that those that lanes of a warp write
-/// together are in different banks.
+/// The number that is exclusive-ored to the places of a column's words, so that lanes of a warp write to
+/// different banks.
 __device__ int swizzle(int column) {
   return column / kLanes * 2;
 }
@@ -352,7 +352,7 @@ __device__ uint4 quad_of(const unsigned* turned, int column, int quad) {
   return by % 4 == 0 ? found : make_uint4(found.z, found.w, found.x, found.y);
 }
 
-/// What the threads of a block share while they cast a tile.
+/// The memory that the threads of a block share while they cast a tile.
 struct Shared {
   alignas(16) unsigned turned[kSide * kGroups];  ///< words of the transposed copy
   TileMaxima maxima;

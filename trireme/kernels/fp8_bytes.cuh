@@ -1,12 +1,12 @@
 #pragma once
-// What casts to FP8 share. Device code only; included by .cu files.
+// Helpers of the casts to FP8. Device code only; included by .cu files.
 #include <cuda_fp8.h>
 
 #include "trireme/kernels/vector.cuh"
 
 namespace trireme::kernels::cuda {
 
-/// Of two magnitudes as bits: NaN is above all.
+/// The larger of two magnitudes, given as bits; NaN is above all numbers.
 __device__ inline unsigned larger(unsigned a, unsigned b) {
   return a > b ? a : b;
 }

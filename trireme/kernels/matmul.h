@@ -12,7 +12,7 @@ namespace trireme::kernels {
 void matmul(at::Tensor& out, const at::Tensor& a, const at::Tensor& b, const at::Tensor& bias = {},
             const at::Tensor& addend = {});
 
-/// The same as a new tensor.
+/// The result of matmul() as a new tensor.
 at::Tensor product(const at::Tensor& a, const at::Tensor& b, const at::Tensor& bias = {},
                    const at::Tensor& addend = {});
 

@@ -17,8 +17,8 @@ enum class MomentFormat {
   kInt8  ///< kMomentBlock neighbours share a power of two, as in MXINT8 (OCP Microscaling Formats, 2023)
 };
 
-/// What a number is: of any sign, or a sum of squares. kInt8 keeps the roots of squares, and rounds none that
-/// is not zero to zero.
+/// Whether a moment may have any sign or is a sum of squares. kInt8 keeps the roots of squares, and rounds
+/// only zeros to zero.
 enum class MomentKind { kSigned, kSquares };
 
 /// How many elements form a block, which is rounded together. Blocks begin at multiples of it in their

@@ -1,5 +1,5 @@
 #pragma once
-// What the norms' forward and backward kernels share: how a row is spread over threads, and sums over it.
+// Helpers of the norms' forward and backward kernels: how a row is spread over threads, and sums over it.
 // Device code only; included by .cu files.
 #include "trireme/kernels/vector.cuh"
 
@@ -61,13 +61,13 @@ __device__ void for_packs(int width, const Body& body) {
   }
 }
 
-/// What kParts threads have summed.
+/// The partial sums of kParts threads.
 template <int kParts>
 struct PartSums {
   float parts[kParts] = {};
 };
 
-/// What this thread has of a row: in registers, or where it lies when the Shape holds nothing.
+/// This thread's elements of a row: in registers, or read from memory if the Shape holds none.
 template <typename Scalar, typename Shape>
 class Slice {
  public:

@@ -25,7 +25,7 @@ struct Backward {
   float* dx_sums = nullptr;
 };
 
-/// What one row of the backward pass reads.
+/// The inputs of one row of the backward pass.
 template <bool kLayer, typename Shape, typename Scalar>
 struct Operands {
   Slice<Scalar, Shape> dy, x, d_sum;

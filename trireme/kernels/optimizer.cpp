@@ -44,7 +44,7 @@ void write_block(const float* x, const Moments& moments, int number, MomentKind 
   std::copy_n(rounded, count, static_cast<int8_t*>(moments.values[number]) + first);
 }
 
-/// Of the elements from `first` on, a multiple of kMomentBlock.
+/// Writes the moments of the elements from `first` on, a multiple of kMomentBlock.
 void write_range(const float* x, const Moments& moments, int number, MomentKind kind, int64_t first,
                  int64_t count) {
   for (int64_t i = 0; i < count; i += kMomentBlock)

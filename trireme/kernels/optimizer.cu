@@ -108,7 +108,7 @@ __device__ void update_at(const Range<Rule>& range, const Rule& rule, int64_t at
   if (range.copy != nullptr) copy.store(static_cast<Copy*>(range.copy) + at);
 }
 
-/// What one launch updates: blocks of threads for each part, one part behind another.
+/// The parts that one launch updates: each has blocks of threads, one part behind another.
 template <typename Rule>
 struct Parts {
   static constexpr int kMost = 32;
@@ -177,7 +177,7 @@ int launch_update(const Range<Rule>& range, std::span<const UpdatePart> parts, c
   return cudaGetLastError();
 }
 
-// The same where moments are in fewer bits: a thread has a block of them.
+// The update where moments are in fewer bits: a thread has a block of them.
 
 constexpr int kBlock = static_cast<int>(kMomentBlock);
 

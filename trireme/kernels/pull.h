@@ -12,7 +12,7 @@ inline constexpr int kPullRanks = 8;     ///< most that a group may have
 inline constexpr int kPullBlocks = 32;   ///< most that a kernel may have
 inline constexpr int kPullChannels = 2;  ///< sequences of calls that may be under way at once
 
-/// What the peers write to a rank, in the memory of its GPU. All zero at first.
+/// The flags that peers write to a rank, in the memory of its GPU. All zero at first.
 struct PullBox {
   uint64_t ready[kPullChannels][kPullBlocks][kPullRanks];  ///< round << 32 | what the operation is, by sender
   uint64_t done[kPullChannels][kPullBlocks][kPullRanks];   ///< round, by sender

@@ -10,7 +10,7 @@
 namespace trireme::kernels {
 namespace {
 
-/// What torch is told about determinism.
+/// The settings of torch that decide about determinism.
 struct Settings {
   bool algorithms = true;
   bool warn_only = false;

@@ -25,7 +25,7 @@ void rms_norm_backward(at::Tensor& dx, at::Tensor& d_weight, const at::Tensor& d
                        const at::Tensor& x, const at::Tensor& weight, const at::Tensor& rstd,
                        const at::Tensor& amax = {});
 
-/// The same with mean and bias; statistics (2, rows) fp32 = mean, rstd.
+/// As the RMS norm, with mean and bias; statistics (2, rows) fp32 = mean, rstd.
 void layer_norm_forward(at::Tensor& y, at::Tensor& sum, at::Tensor& statistics, const at::Tensor& x,
                         const at::Tensor& delta, const at::Tensor& weight, const at::Tensor& bias, double eps,
                         const at::Tensor& amax = {});

@@ -57,7 +57,7 @@ __device__ Sum<Load> tree(const Load& load, int first) {
   }
 }
 
-/// The same tree for any number of rows: partial sums of 2^k rows are merged as a binary counter carries.
+/// The tree for any number of rows: partial sums of 2^k rows are merged as a binary counter carries.
 template <typename Load>
 __device__ Sum<Load> tree_of_many(const Load& load, int rows) {
   Sum<Load> partial[kLevels];

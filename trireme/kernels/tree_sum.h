@@ -11,10 +11,10 @@ namespace trireme::kernels {
 /// out[i] = sum over r of rows[r][i], in fp32. `out` (count) may be none of the rows (count) each.
 void tree_sum(float* out, std::span<const float* const> rows, int64_t count);
 
-/// The same with rows of bf16 bits, widened to fp32 before the first addition.
+/// As tree_sum(), with rows of bf16 bits, widened to fp32 before the first addition.
 void tree_sum_bf16(float* out, std::span<const uint16_t* const> rows, int64_t count);
 
-/// The same on a GPU: rows (ranks, count) contiguous, enqueued on `stream` (a cudaStream_t). Only in builds
+/// The sums on a GPU: rows (ranks, count) contiguous, enqueued on `stream` (a cudaStream_t). Only in builds
 /// with CUDA. Returns the launch's cudaError_t, 0 when it was accepted.
 int tree_sum_cuda(float* out, const float* rows, int64_t ranks, int64_t count, void* stream);
 int tree_sum_bf16_cuda(float* out, const uint16_t* rows, int64_t ranks, int64_t count, void* stream);

@@ -1,5 +1,5 @@
 #pragma once
-// What our kernels share: dtypes, 16-byte packs widened to fp32, sums over warps and blocks in a fixed order.
+// Helpers of all kernels: dtypes, 16-byte packs widened to fp32, sums over warps and blocks in a fixed order.
 // Device code only; included by .cu files.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>

@@ -72,7 +72,7 @@ int exec_result(int report_fd) {
   return count == sizeof error ? error : 0;
 }
 
-/// What /proc says of a process; '?' and no group where it says nothing.
+/// A process in /proc; '?' and no group where /proc does not have it.
 struct Stat {
   char state = '?';
   pid_t parent = 0;

@@ -1,6 +1,6 @@
 #pragma once
-// What a job that failed is told about in words: how each rank ended, what it did last, and for whom it
-// waited. Pure.
+// The report of a job that failed, in words: how each rank ended, what it did last, and for whom it waited.
+// Pure.
 #include <cstdint>
 #include <string>
 #include <vector>

@@ -1,5 +1,5 @@
 #pragma once
-// What the end of a rank means: its exit code, the sentence about it, and which of several failures came
+// The meaning of a rank's end: its exit code, the sentence about it, and which of several failures came
 // first. Pure.
 #include <sys/types.h>
 
@@ -27,7 +27,7 @@ struct RankExit {
 /// kCommunication for a rank that hung.
 int exit_code(const RankExit& exit);
 
-/// What an exit code of ours stands for, " (damaged data)"; empty where it has no meaning of its own.
+/// The meaning of an exit code of ours, " (damaged data)"; empty where it has none of its own.
 std::string_view meaning(int code);
 
 /// Whether a rank of ours that ends like this has said itself why, and lost no peer: the codes of typed
@@ -37,7 +37,7 @@ bool explains_itself(const RankExit& exit);
 /// The rank failed because another one did, or did not come.
 bool lost_a_peer(const RankExit& exit);
 
-/// What a state letter of /proc says of a process that was killed: "it had been stopped by a signal".
+/// A state letter of /proc in words, for a process that was killed: "it had been stopped by a signal".
 std::string_view state_in_words(char letter);
 
 /// "SIGTERM".

@@ -50,7 +50,7 @@ std::optional<FlightRecord> make_flights(int64_t ranks) {
   }
 }
 
-/// What all ranks of a job share.
+/// Things that all ranks of a job share.
 struct Stage {
   Stage(const LocalJob& of, const Descriptor& nothing, const SignalTrap& trap)
       : job(of), null(nothing), signals(trap) {}
@@ -77,7 +77,7 @@ RankPlace place_of(const Stage& stage, int64_t rank) {
           .flight_fd = stage.flights ? stage.flights->descriptor() : -1};
 }
 
-/// What a rank finds open under the numbers that its environment names.
+/// The descriptors that a rank inherits; its environment names them.
 std::vector<int> inherited(const RankPlace& place) {
   std::vector<int> fds = {place.listen_fd, place.tty_fd, place.out_tty_fd, place.flight_fd};
   std::erase(fds, -1);

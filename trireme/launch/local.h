@@ -33,7 +33,7 @@ struct LocalJob {
   /// ended by themselves.
   bool explains_failures = false;
   std::string stop_notice = {};  ///< logged when the first signal to stop is passed on; empty: nothing
-  /// What to change, asked when the kernel has killed a rank for want of memory; empty: there is no advice.
+  /// Advice on what to change, asked for when the kernel has killed a rank for want of memory; empty: none.
   std::function<std::string()> memory_advice = {};
   std::string kernel_counters = "/proc/vmstat";  ///< where "oom_kill" counts such processes
   double starved_s = 10.0;  ///< a SIGKILL this soon after a kill by the kernel counts as the kernel's

@@ -1,5 +1,5 @@
 #pragma once
-// What a rank is told about its place in the job: environment variables that plan::detect_world reads. Pure.
+// The environment variables that tell a rank its place in the job; plan::detect_world reads them. Pure.
 #include <cstdint>
 #include <string>
 

@@ -104,7 +104,7 @@ void Tee::show_line(std::string_view line) {
   err_.write((options_.terminal ? std::string(line) : without_escapes(line)) + '\n');
 }
 
-/// What rank 0 has said on stderr before a result of its own stands before it.
+/// Shows the lines that rank 0 wrote to stderr before a result of its own.
 void Tee::show_before_results() {
   merger_.take_through(0, [this](std::string_view line) { show_line(line); });
 }

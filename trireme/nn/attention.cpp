@@ -42,7 +42,7 @@ void rotate(at::Tensor& packed, const AttentionShape& shape, const at::Tensor& c
   kernels::rope_inplace(packed, cosine, sine, shape.heads + shape.kv_heads, shape.head_dim, direction);
 }
 
-/// What `compute` returns, unless an earlier call has left it in `kept`.
+/// The result of `compute`, or that of an earlier call if `kept` has it.
 template <typename Compute>
 variable_list kept_or_computed(KeptAttention* kept, const Compute& compute) {
   if (kept == nullptr) return compute();
@@ -196,8 +196,8 @@ at::Tensor rotated(const at::Tensor& heads, const RopeTable& rope) {
   return at::cat({halves[0] * c - halves[1] * s, halves[1] * c + halves[0] * s}, -1).to(heads.scalar_type());
 }
 
-// What cuDNN's attention asks for, beside more than one token: a multiple of these, in backward no more than
-// those, and at least this compute capability.
+// The limits of cuDNN's attention, beside more than one token: head_dim is a multiple of the first and in
+// backward at most the second, on at least this compute capability.
 constexpr int64_t kCudnnHeadDims = 8, kCudnnMaxHeadDim = 128;
 constexpr int kCudnnCapability = 8;
 constexpr int kOrderedCapability = 9;  ///< where cuDNN has engines for a backward pass without sums in memory
@@ -205,7 +205,7 @@ constexpr int kOrderedCapability = 9;  ///< where cuDNN has engines for a backwa
 /// Keys of one tile of cuDNN's backward on Hopper: nothing is added up between blocks until there are more.
 constexpr int64_t kCudnnTile = 128;
 
-/// What ATen picks on its own, by differentiable operations.
+/// Attention by ATen's own choice, in differentiable operations.
 at::Tensor aten_attention(const at::Tensor& qkv, const AttentionShape& shape, const RopeTable& rope,
                           double dropout) {
   Heads heads = split_heads(qkv, shape);

@@ -32,7 +32,7 @@ struct RopeStretch {
 RopeTable make_rope_table(int64_t seq_len, int64_t head_dim, double theta, at::Device device,
                           const RopeStretch& stretch = {});
 
-/// What computes attention.
+/// The libraries and kernels that compute attention.
 enum class AttentionBackend {
   kCpu,  ///< our own, in fp32 (kernels/attention.h)
   kCudnn,
@@ -55,8 +55,8 @@ std::string_view name(AttentionBackend backend);
 /// Whether two backward passes over the same inputs give the same bits.
 bool repeats_bits(AttentionBackend backend, int64_t length);
 
-/// What attention leaves for a second call with the same qkv, which backward makes where it computes a block
-/// again. Empty before the first call; the second takes what is there instead of computing it.
+/// Results of attention, kept for the second call with the same qkv that backward makes where it computes a
+/// block again. Empty before the first call; the second takes them instead of computing.
 struct KeptAttention {
   std::vector<at::Tensor> tensors;  ///< the output, and what the backend needs beside it
 };

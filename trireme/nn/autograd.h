@@ -17,7 +17,7 @@ enum class AddsTo { kSameDtype, kFp32Too };
 /// new.
 class GradTarget {
  public:
-  /// What is in such memory: zeros to add to, or anything, for a kernel that overwrites it unless adds().
+  /// The content of new memory: zeros to add to, or anything, for a kernel that overwrites it unless adds().
   enum Fresh { kZeroed, kAsItIs };
 
   explicit GradTarget(const at::Tensor& param, AddsTo adds_to = AddsTo::kSameDtype, Fresh fresh = kZeroed) {
@@ -34,7 +34,7 @@ class GradTarget {
   GradTarget(const at::Tensor& param, Fresh fresh) : GradTarget(param, AddsTo::kSameDtype, fresh) {}
   at::Tensor& tensor() { return tensor_; }
   bool adds() const { return adds_; }
-  /// What backward returns to autograd: undefined where the gradient is in place already.
+  /// The gradient that backward returns to autograd: undefined where it is in place already.
   at::Tensor reported() const { return in_place_ ? at::Tensor() : tensor_; }
 
  private:

@@ -29,8 +29,8 @@ class CompleteHook : public torch::autograd::FunctionPostHook {
 
 constexpr int kNoPass = -1;
 
-/// What the backward pass under way does with `node`; nullptr: it is not on the way to what the pass is for.
-/// `all`: the pass is for whatever it reaches.
+/// The use that the backward pass under way makes of `node`. `info` is nullptr if the pass does not need the
+/// node; `all`: the pass is for whatever it reaches.
 struct Task {
   bool all = true;
   const torch::autograd::GraphTask::ExecInfo* info = nullptr;

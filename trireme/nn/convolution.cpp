@@ -15,7 +15,7 @@ using torch::autograd::variable_list;
 
 constexpr auto kTurned = at::MemoryFormat::ChannelsLast;
 
-/// Of a 1x1 kernel both layouts are the same bytes.
+/// Whether the kernel is 1x1: then both layouts are the same bytes.
 bool is_point(const at::Tensor& weight) {
   return weight.size(2) == 1 && weight.size(3) == 1;
 }
@@ -58,7 +58,7 @@ class ConvFunction : public Function<ConvFunction> {
   }
 
  private:
-  /// What is left for autograd to add.
+  /// Adds the gradient in place; returns what is left for autograd to add.
   static at::Tensor add_gradient(const at::Tensor& weight, const at::Tensor& gradient) {
     GradTarget target(weight, AddsTo::kFp32Too, GradTarget::kAsItIs);
     kernels::add_conv_weights({target.tensor(), target.adds()}, gradient.contiguous(kTurned));

@@ -17,7 +17,7 @@ namespace trireme::nn {
 /// Which way a weight matrix lies: (out, in) as in torch.nn.Linear, or (in, out) as in GPT-2's Conv1D.
 enum class WeightLayout { kOutIn, kInOut };
 
-/// What becomes of a function's output. kUnread: only backward needs the call, so the output has its shape
+/// Whether a function's output is read. kUnread: only backward needs the call, so the output has its shape
 /// but no values, and the product that would make them is left out.
 enum class Output { kRead, kUnread };
 
@@ -53,7 +53,7 @@ at::Tensor layer_norm(const at::Tensor& x, const at::Tensor& weight, const at::T
 std::pair<at::Tensor, at::Tensor> add_rms_norm(const at::Tensor& x, const at::Tensor& delta,
                                                const at::Tensor& weight, double eps,
                                                const std::optional<Fp8Recipe>& fp8 = {});
-/// The same with layer_norm(); bias (D).
+/// As add_rms_norm(), with layer_norm(); bias (D).
 std::pair<at::Tensor, at::Tensor> add_layer_norm(const at::Tensor& x, const at::Tensor& delta,
                                                  const at::Tensor& weight, const at::Tensor& bias, double eps,
                                                  const std::optional<Fp8Recipe>& fp8 = {});

@@ -22,8 +22,8 @@ void check_values_per_channel(const at::Tensor& x) {
       fmt::join(x.sizes(), ", "));
 }
 
-/// What a norm makes of a batch of no samples (0, C, H, W): its parameters get gradients of zero, and there
-/// are no statistics.
+/// The norm of a batch without samples (0, C, H, W): its parameters get gradients of zero, and there are no
+/// statistics.
 at::Tensor of_no_samples(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
   const auto per_channel = [&](const at::Tensor& param) {
     return param.to(x.scalar_type()).view({1, x.size(1), 1, 1});

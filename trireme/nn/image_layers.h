@@ -8,11 +8,11 @@
 
 namespace trireme::nn {
 
-/// What normalising in training mode does to running statistics, which must take in a batch once, also where
-/// its activations are computed again in backward.
+/// Whether a norm in training mode updates running statistics: a batch counts once, also where backward
+/// computes its activations again.
 enum class Statistics { kUpdate, kLeave };
 
-/// What follows a norm: y + residual where there is one, then ReLU where it is asked for.
+/// The operations behind a norm: y + residual where there is one, then ReLU where it is asked for.
 struct After {
   at::Tensor residual = {};  ///< as y
   bool relu = false;

@@ -14,10 +14,10 @@ class LanguageModel : public Model {
   /// In forward order: the embedding, tokens (B, T) int64 -> (B, T, D); the blocks, (B, T, D) -> (B, T, D);
   /// the head, (B, T, D) -> logits (B, T, V), all in the dtype of the parameters.
   std::vector<Unit> units() override;
-  /// The same with the head as the loss: (B, T, D) -> mean cross-entropy in nats, scalar fp32.
+  /// As units(), with the head as the loss: (B, T, D) -> mean cross-entropy in nats, scalar fp32.
   std::vector<Unit> units(const LossTarget& target) override;
-  /// Of units() the head without its product, whose other part may be elsewhere: (B, T, D) -> (B, T, D), with
-  /// the parameters of the norm as a unit of their own.
+  /// The head of units() without its product, which may run elsewhere: (B, T, D) -> (B, T, D), with the
+  /// parameters of the norm as a unit of their own.
   Unit final_norm();
   at::Tensor head_weight() { return head().weight; }  ///< (V, D)
 

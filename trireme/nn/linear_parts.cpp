@@ -44,7 +44,7 @@ at::Tensor joined(at::TensorList parts) {
   return whole.defined() ? whole : at::cat(parts);
 }
 
-/// Of the weights as one matrix, whose memory may not be there.
+/// The sizes of the weights as one matrix; their memory may not be there.
 struct WeightSizes {
   int64_t rows = 0, columns;
 
@@ -95,7 +95,7 @@ struct FactorProduct {
       kernels::matmul(out, left.rows.t(), right.rows, {}, addend);
     }
   }
-  /// The same in the dtype of `like`.
+  /// The product as a new tensor in the dtype of `like`.
   at::Tensor as_new(const at::Tensor& like) const {
     const auto features = [](const Factor& factor) {
       return factor.columns.defined() ? factor.columns.values.size(0) : factor.rows.size(1);
@@ -259,8 +259,8 @@ variable_list add_parameter_gradients(const LinearParams& params, const Factor& 
 
 namespace {
 
-// What a linear layer saves: behind the tensors of its function its weights and as many others, and numbers
-// about them.
+// The tensors that a linear layer saves: those of its function, then its weights and as many others, and
+// numbers about them.
 constexpr std::ptrdiff_t kSavedBehindWeights = 8;
 constexpr size_t kNumbers = 7;
 constexpr const char* kFunctionTensors = "linear.function_tensors";
@@ -277,7 +277,7 @@ std::array<int64_t, kNumbers> numbers_of(const LinearParams& params) {
           recipe.fast_backward};
 }
 
-/// Of activations: square blocks are for weights alone.
+/// The span of the scales of activations: square blocks are for weights alone.
 Fp8Span span_of_input(const Fp8Recipe& recipe) {
   switch (recipe.scaling) {
     case Fp8Scaling::kTensor:

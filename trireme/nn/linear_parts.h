@@ -27,7 +27,7 @@ struct Factor {
   at::Tensor sums = {};        ///< over the rows, (features) fp32, where they are known
 };
 
-/// What apply_linear() leaves for backward.
+/// The tensors that apply_linear() keeps for backward.
 struct LinearKept {
   Factor input;                        ///< if it was asked for
   at::Tensor input_amax, weight_amax;  ///< FP8 alone, as kernels::fp8_amax() has them; the first may be known

@@ -93,8 +93,8 @@ class Head {
   /// in (n, D) -> scores (n, V'), loss (n)
   virtual void loss(at::Tensor& loss, at::Tensor& scores, const at::Tensor& in, const at::Tensor& targets,
                     bool want_gradient) = 0;
-  /// Of the part that loss() had last: d_in (n, D), and d_weight (V', D), of which the first part is not
-  /// there yet.
+  /// Gradients for the rows that loss() had last: writes d_in (n, D), and adds to d_weight (V', D), which it
+  /// overwrites for the first part.
   virtual void gradients(at::Tensor& d_in, at::Tensor& d_weight, const at::Tensor& scores,
                          const at::Tensor& in, bool is_first) = 0;
 

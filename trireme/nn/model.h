@@ -1,5 +1,5 @@
 #pragma once
-// What all models share: a sequence of units, each a function of one tensor, from inputs to outputs or the
+// The base of all models: a sequence of units, each a function of one tensor, from inputs to outputs or the
 // loss. Units run through an interface, so that an engine can gather and free their parameters around them
 // while the model knows nothing of it.
 #include <torch/nn/module.h>
@@ -18,21 +18,21 @@ namespace trireme::nn {
 
 using UnitForward = std::function<at::Tensor(const at::Tensor&)>;
 
-/// What comes before the blocks, a block, or the head.
+/// A block, the layers before the first one, or the head.
 struct Unit {
   std::string
       name;  ///< as in the units of the model's record; a tied head, which they lack, is kHeadUnit, too
   UnitForward forward;         ///< may be copied, and called again in backward, as long as the model lives
   bool draws = false;          ///< random numbers, for dropout
   bool has_parameters = true;  ///< false: a tied head, whose parameters are the first unit's
-  /// Of a block: the two functions that forward does one after the other, where a model may be cut in two.
+  /// For a block, the two functions that forward calls one after the other; a model may be cut between them.
   UnitForward attention = {}, mlp = {};
-  /// What backward calls to compute the unit again, where forward also changes something, such as running
-  /// statistics, that must not change twice, or ends with a product that backward does not need: the values
-  /// it returns may be any. Empty: forward.
+  /// The function that backward calls to compute the unit again, where forward also changes something that
+  /// must not change twice, such as running statistics, or ends with a product that backward does not need:
+  /// the values it returns may be any. Empty: forward.
   UnitForward again = {};
-  /// Of a block that attends: forward, or with an output that is kUnread `again`, the first call of which
-  /// keeps attention's output for the second.
+  /// For a block with attention: forward, or `again` if the output is kUnread; the first call keeps
+  /// attention's output for the second.
   std::function<at::Tensor(const at::Tensor& x, Output output, KeptAttention& kept)> keeping = {};
 };
 
@@ -69,7 +69,7 @@ class Model : public torch::nn::Module {
   /// In forward order: what comes before the blocks, the blocks, the head, which gives logits (B, ..., V),
   /// all in the dtype of the parameters.
   virtual std::vector<Unit> units() = 0;
-  /// The same with the head as the loss: mean cross-entropy in nats, scalar fp32.
+  /// As units(), with the head as the loss: mean cross-entropy in nats, scalar fp32.
   virtual std::vector<Unit> units(const LossTarget& target) = 0;
   /// Runs units of this model one after another on x, all or a range of them, through the runner.
   at::Tensor run(std::span<const Unit> units, at::Tensor x) const;

@@ -1,7 +1,7 @@
 #pragma once
-// What the kernel that wrote an activation or a gradient knows of it goes with the tensor to the linear layer
-// that would have to read it a second time to find it out: its largest magnitude, which casts to FP8 ask for,
-// and the sums over its columns, which are the gradient of a bias.
+// Notes of the kernel that wrote an activation or a gradient: its largest magnitude, which casts to FP8 need,
+// and the sums over its columns, which are the gradient of a bias. They go with the tensor to the linear
+// layer, which then need not read it a second time.
 #include <ATen/core/Tensor.h>
 
 #include <optional>

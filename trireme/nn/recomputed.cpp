@@ -104,7 +104,7 @@ class NormLinearFunction : public Function<NormLinearFunction> {
   }
 
  private:
-  /// What backward returns where nobody uses the product.
+  /// The gradients that backward returns where nobody uses the product.
   static variable_list of_sum_alone(AutogradContext& context, const Restored& restored,
                                     const at::Tensor& d_sum) {
     variable_list result(8 + restored.linears.front().weights.size());

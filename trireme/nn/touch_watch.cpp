@@ -61,8 +61,8 @@ struct UnderWay {
   UnderWay& operator=(const UnderWay&) = delete;
 };
 
-/// What an operator uses, by the watch that wants to know: tokens mean nothing to another one. Nearly always
-/// it is one watch and one token.
+/// The tokens that an operator uses, by watch: a token means nothing to another watch. Nearly always it is
+/// one watch and one token.
 class Found {
  public:
   void look_at(const at::Tensor& tensor, bool is_written) {

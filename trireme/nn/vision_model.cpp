@@ -57,7 +57,7 @@ at::Tensor VisionModel::as_input(const at::Tensor& images, const at::Tensor& wei
   const auto layout = config_.channels_last ? at::MemoryFormat::ChannelsLast : at::MemoryFormat::Contiguous;
   const at::Tensor x = images.to(weight.scalar_type()).contiguous(layout);
   if (!config_.channels_last || config_.channels > 1) return x;
-  // Of one channel both layouts are the same bytes, and layers take theirs from the strides.
+  // With one channel both layouts are the same bytes, and layers take theirs from the strides.
   const int64_t size = config_.image_size;
   return x.as_strided(x.sizes(), {size * size, 1, size, 1});
 }

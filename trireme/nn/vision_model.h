@@ -17,15 +17,15 @@ class VisionModel : public Model {
   /// In forward order: the stem, images (B, channels, H, W) of any floating dtype -> (B, C, H', W'); the
   /// blocks; the head, -> logits (B, classes), all in the dtype of the parameters.
   std::vector<Unit> units() override;
-  /// The same with the head as the loss: mean cross-entropy in nats, scalar fp32. targets: (B) int64 classes,
-  /// or (B, classes) probabilities in a floating dtype. In training mode the loss has the config's label
-  /// smoothing.
+  /// As units(), with the head as the loss: mean cross-entropy in nats, scalar fp32. targets: (B) int64
+  /// classes, or (B, classes) probabilities in a floating dtype. In training mode the loss has the config's
+  /// label smoothing.
   std::vector<Unit> units(const LossTarget& target) override;
 
  protected:
   /// The stem and the blocks.
   virtual std::vector<Unit> body() = 0;
-  /// What the last block gives -> logits (B, classes)
+  /// The last block's output -> logits (B, classes)
   virtual at::Tensor head(const at::Tensor& x) = 0;
   /// Images in the dtype of `weight` and in the layout that the config asks for.
   at::Tensor as_input(const at::Tensor& images, const at::Tensor& weight) const;

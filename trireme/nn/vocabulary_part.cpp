@@ -82,7 +82,7 @@ at::Tensor powers_of(const at::Tensor& logits, const at::Tensor& targets, int64_
   return powers.to(logits.scalar_type());
 }
 
-/// Of logits (n, R), in their dtype; totals (3, n) are those of the whole vocabulary.
+/// The gradients of logits (n, R), in their dtype; totals (3, n) are those of the whole vocabulary.
 at::Tensor logit_gradients(const at::Tensor& logits, const at::Tensor& targets, int64_t first,
                            const at::Tensor& totals) {
   if (logits.is_cuda()) {
@@ -158,7 +158,7 @@ class VocabularyPartFunction : public Function<VocabularyPartFunction> {
   }
 };
 
-/// What the sums of all parts are together; stats (parts, 3, N).
+/// The statistics of all parts together, from stats (parts, 3, N).
 struct Totals {
   at::Tensor most, sum, wanted;  ///< (N)
   at::Tensor kept;               ///< (N) bool: tokens whose target is not ignored

@@ -1,5 +1,5 @@
 #pragma once
-// What optimizers over flat ranges share: parameters, and their state as the optimizer's record lists it.
+// The base of optimizers over flat ranges: parameters, and their state as the optimizer's record lists it.
 // Private to optim/*.cpp.
 #include <ATen/ATen.h>
 
@@ -12,7 +12,7 @@
 
 namespace trireme::optim {
 
-/// What one kernel call updates.
+/// The elements that one kernel call updates.
 struct UpdateRange {
   at::Tensor master, grad, copy;           ///< as FlatParam, or the part of one segment
   kernels::MomentsOfRange moments;         ///< in the order of the optimizer's record

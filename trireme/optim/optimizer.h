@@ -13,7 +13,7 @@
 
 namespace trireme::optim {
 
-/// What a group of parameters multiplies the optimizer's settings by: layer-wise rates, no decay on biases.
+/// Factors on the optimizer's settings for a group of parameters: layer-wise rates, no decay on biases.
 struct Group {
   double lr_factor = 1.0;
   double decay_factor = 1.0;  ///< 0: no weight decay
@@ -38,7 +38,7 @@ at::Tensor part_of(const at::Tensor& flat, const Segment& segment);
 /// `segments` with neighbours of the same group joined, which saves a kernel call for each.
 std::vector<Segment> merged(const std::vector<Segment>& segments);
 
-/// What an optimizer updates on this rank: a flat range of fp32 masters with its gradients.
+/// A flat range of fp32 masters with its gradients, which an optimizer updates on this rank.
 struct FlatParam {
   at::Tensor master;  ///< (n) fp32, updated in place
   at::Tensor grad;    ///< (n) fp32, or the dtype of `copy`
@@ -46,7 +46,7 @@ struct FlatParam {
   std::vector<Segment> segments;  ///< cover what belongs to parameters; padding is left out
 };
 
-/// What gradients are multiplied by in the update: the clip factor divided by the scale of the loss.
+/// The factor on gradients in the update: the clip factor divided by the scale of the loss.
 struct GradScale {
   GradScale(double factor = 1.0) : host(factor) {}  // NOLINT: a number is a scale
   double host;
@@ -139,7 +139,7 @@ std::unique_ptr<Optimizer> build(const plan::OptimConfig& config, std::vector<Fl
 /// Factor that brings `norm` down to `max_norm`, 1 when it is below or max_norm is 0: min(1, max_norm / (norm
 /// + 1e-6)), as torch.nn.utils.clip_grad_norm_ has it. NaN for a norm that is NaN.
 double clip_factor(double norm, double max_norm);
-/// The same on a device: norm fp64 scalar -> fp32 scalar. The host does not wait.
+/// The clip factor on a device: norm fp64 scalar -> fp32 scalar. The host does not wait.
 at::Tensor clip_factor(const at::Tensor& norm, double max_norm);
 
 }  // namespace trireme::optim

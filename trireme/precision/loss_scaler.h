@@ -14,14 +14,14 @@ class LossScaler {
   LossScaler(const plan::LossScaleConfig& config, bool enabled);
 
   bool enabled() const { return enabled_; }
-  /// What the loss of the next step is multiplied by, and its gradients divided by.
+  /// The factor that multiplies the loss of the next step and divides its gradients.
   double scale() const { return scale_; }
   /// Steps in a row whose gradients were not finite.
   int64_t overflows_in_a_row() const { return overflows_in_a_row_; }
   /// All steps so far whose gradients were not finite.
   int64_t skipped() const { return skipped_; }
 
-  /// What a resumed run goes on with.
+  /// The state with which a resumed run goes on.
   struct State {
     double scale = 1.0;
     int64_t patience = 0, good_steps = 0, overflows_in_a_row = 0, skipped = 0;

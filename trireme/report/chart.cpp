@@ -354,7 +354,7 @@ class LineChart {
 
 constexpr double kBetween = 20.0, kHeadHeight = 44.0;
 
-/// What the style of pages says of charts, without variables, which not all that show SVG know.
+/// The style of charts without CSS variables, which some SVG viewers lack.
 std::string picture_style() {
   std::string style =
       ".grid{stroke:#e9ecf0}.axis{stroke:#5b6470;stroke-width:0.8}.line{fill:none;stroke-width:1.6;"

@@ -54,8 +54,8 @@ struct Chart {
 /// names steps and values.
 Markup draw_chart(const Chart& chart);
 
-/// The same charts as a picture by itself, two beside each other, in the colours of a light page. Empty when
-/// none has a point. SVG.
+/// Charts as one SVG picture, two beside each other, in the colours of a light page. Empty when none has a
+/// point.
 std::string charts_as_svg(const std::string& title, const std::vector<Chart>& charts);
 
 /// The colours of lines in such a picture; the style of pages has the same.

@@ -120,7 +120,7 @@ std::vector<Setting> settings_of(const RunRecord& run) {
   return settings;
 }
 
-/// What runs have for one key.
+/// The values of all runs for one key.
 struct Difference {
   std::vector<Markup> row;
   bool given = false;  ///< in one of them at least

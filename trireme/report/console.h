@@ -24,7 +24,7 @@ struct ConsoleOptions {
   /// The width of the terminal behind stderr, asked whenever the bar is drawn; none, or 0: there is no
   /// terminal and hence no bar.
   std::function<int64_t()> bar_columns = {};
-  /// The same of stdout, asked for each line; none, or 0: lines in full.
+  /// The width of the terminal behind stdout, asked for each line; none, or 0: lines in full.
   std::function<int64_t()> line_columns = {};
 };
 

@@ -1,5 +1,5 @@
 #pragma once
-// What data-parallel policies cost, side by side.
+// The costs of data-parallel policies, side by side.
 #include <optional>
 #include <string>
 #include <vector>

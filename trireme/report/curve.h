@@ -1,5 +1,5 @@
 #pragma once
-// What a run recorded over its steps, and how a million of them become a line that a picture can hold.
+// A number that a run recorded over its steps, and how a million steps become a line that a picture can hold.
 #include <cstdint>
 #include <optional>
 #include <vector>

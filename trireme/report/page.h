@@ -10,7 +10,7 @@
 namespace trireme::report {
 
 struct PageOptions {
-  /// What an exit code stands for, " (out of memory)"; empty where it has no meaning of its own.
+  /// The meaning of an exit code, " (out of memory)"; empty where it has none of its own.
   std::string_view (*meaning)(int code);
 };
 

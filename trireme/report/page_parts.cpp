@@ -113,7 +113,7 @@ class SvgCheck {
     return false;
   }
 
-  /// What an image shows must be inside it, as pixels.
+  /// Whether the address holds the image itself, as pixels.
   static bool is_inside(std::string_view address) {
     constexpr std::string_view kPng = "data:image/png;base64,", kDigits = "+/=";
     return address.starts_with(kPng) && std::ranges::all_of(address.substr(kPng.size()), [&](char letter) {
@@ -142,7 +142,7 @@ class SvgCheck {
   std::vector<std::string_view> open_;
 };
 
-/// What pictures that runs leave show; of others the name alone is known.
+/// Pictures of a run that have a title here; others are shown under their names.
 struct KnownPicture {
   std::string_view name, title;
 };

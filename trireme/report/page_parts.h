@@ -1,5 +1,5 @@
 #pragma once
-// What pages about runs are made of.
+// Building blocks of pages about runs.
 #include <string>
 #include <utility>
 #include <vector>

@@ -191,7 +191,7 @@ void add_rows(Timeline& timeline, const PipelineReport& report, bool measured) {
   }
 }
 
-/// Of trace_of(): events of one process, the measured or the simulated.
+/// Events of trace_of() for one process, the measured or the simulated.
 class Trace {
  public:
   Trace(const PipelineReport& report, OrderedJson& events) : report_(report), out_(events) {}

@@ -23,9 +23,8 @@ nlohmann::ordered_json to_json(const plan::PipelineReport& report);
 
 /// In ms: the simulated step above the measured one, whose gaps have their causes.
 Timeline timeline_of(const plan::PipelineReport& report);
-/// The same as a trace that ui.perfetto.dev and chrome://tracing open: a process for what was measured and
-/// one for what was simulated, a thread for each rank, arrows for messages, activations in flight as
-/// counters.
+/// Both steps as a trace that ui.perfetto.dev and chrome://tracing open: a process for the measured step and
+/// one for the simulated, a thread for each rank, arrows for messages, activations in flight as counters.
 std::string trace_of(const plan::PipelineReport& report);
 
 /// Writes `directory`/`name`.svg and .trace.json. Throws EnvironmentError.

@@ -19,7 +19,7 @@ constexpr auto kCrcTable = [] {
   return table;
 }();
 
-/// Of the PNG standard, annex D.
+/// The CRC of the PNG standard, annex D.
 uint32_t png_crc(std::string_view bytes) {
   uint32_t crc = ~0U;
   for (const char byte : bytes) crc = kCrcTable[(crc ^ static_cast<uint8_t>(byte)) & 0xffU] ^ crc >> 8;

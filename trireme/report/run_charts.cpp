@@ -13,7 +13,7 @@
 namespace trireme::report {
 namespace {
 
-/// What a key of metrics.jsonl is, and how it is drawn.
+/// A key of metrics.jsonl: its meaning, and how it is drawn.
 struct Quantity {
   const char* key;
   const char* name;
@@ -39,7 +39,7 @@ constexpr Quantity kTokens = {"tokens_per_s",          "tokens/s",   "Throughput
                               "tokens/s of all ranks", Unit::kCount, Chart::Scale::kFromZero};
 constexpr Quantity kImages = {"tokens_per_s",          "images/s",   "Throughput",
                               "images/s of all ranks", Unit::kCount, Chart::Scale::kFromZero};
-/// Of runs of which some read tokens and others images.
+/// The throughput of several runs, of which some read tokens and others images.
 constexpr Quantity kBoth = {"tokens_per_s", "tokens/s or images/s",
                             "Throughput",   "tokens/s or images/s of all ranks",
                             Unit::kCount,   Chart::Scale::kFromZero};
@@ -66,7 +66,7 @@ constexpr Quantity kStall = {"checkpoint_ms",     "wait",
                              Unit::kMilliseconds, Chart::Scale::kFromZero,
                              Chart::Form::kEvents};
 
-/// Of a chart with the first of them.
+/// An empty chart with the title, unit, scale and form of `quantity`.
 Chart chart_of(const Quantity& quantity) {
   return {.title = quantity.title,
           .of = quantity.of,
@@ -87,7 +87,7 @@ std::vector<ChartMark> marks_of(const RunRecord& run) {
   return marks;
 }
 
-/// What a run has recorded of it, and what says something.
+/// The run's curve of `quantity`; empty if it was not recorded, or says nothing.
 const Curve& curve_of(const RunRecord& run, const Quantity& quantity) {
   static const Curve kNone;
   return quantity.key == std::string_view(kTop5.key) && !top5_tells(run) ? kNone

@@ -8,7 +8,7 @@
 
 namespace trireme::report {
 
-/// What a reader must know of curves with more points than places; empty: there are none.
+/// A note for readers about curves with more points than places; empty: there are none.
 std::string sharing_note(const std::vector<RunRecord>& runs);
 
 /// All that one run recorded. Keys of metrics.jsonl that no chart is made for get one each.
@@ -18,7 +18,7 @@ Markup draw_run_charts(const RunRecord& run);
 /// time and throughput. Empty when there is no step. SVG.
 std::string draw_training_curves(const RunRecord& run);
 
-/// The same quantities of several runs over each other; `names` are for the legends.
+/// The charts of several runs, their curves over each other; `names` are for the legends.
 Markup draw_compared_charts(const std::vector<RunRecord>& runs, const std::vector<std::string>& names);
 
 }  // namespace trireme::report

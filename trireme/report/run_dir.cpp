@@ -275,7 +275,8 @@ std::string place_of(const std::string& path) {
   return (fs::canonical(place.parent_path()) / place.filename()).string();
 }
 
-/// What was made and renamed inside is on the disk when this returns, as far as the file system can say so.
+/// Syncs a folder: files made and renamed in it are on the disk when this returns, as far as the file system
+/// can say so.
 void sync_folder(const std::string& path) {
   const Descriptor folder(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (folder) ::fsync(folder.get());

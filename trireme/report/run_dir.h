@@ -6,7 +6,7 @@
 // Images in pictures/, and traces/pipeline.svg, are shown by report.html (trireme report), which draws curves
 // itself.
 // LOCK is locked by the launcher while the run goes on (base/lock_file.h).
-// What a later attempt replaces stays as config.attempt-N.yaml, schedule.attempt-N.csv and
+// Files that a later attempt replaces stay as config.attempt-N.yaml, schedule.attempt-N.csv and
 // summary.attempt-N.json.
 #include <cstdint>
 #include <memory>
@@ -106,7 +106,7 @@ class RunDirectory {
 
   /// Makes `yaml` the config that the run goes on with. An earlier config with other values stays as
   /// config.attempt-N.yaml of the attempt before; values that did not change keep the origins that it gives.
-  /// The same for schedule.csv; an empty `schedule` leaves it.
+  /// `schedule` replaces schedule.csv in the same way; empty: it stays.
   void replace_config(const std::string& yaml, const std::string& schedule = {}) const;
 
   /// Makes this process the one that writes to the run; none: another one does. Throws EnvironmentError.
@@ -148,7 +148,7 @@ std::string again_command(const std::string& run, int64_t ranks);
 /// run elsewhere counts, and a folder whose manifest cannot be read is left out with a warning.
 std::vector<std::string> list_runs(const std::string& root, const std::string& name = {});
 
-/// What a run goes on with.
+/// The attempt with which a run goes on.
 struct Continuation {
   int64_t attempt = 0;  ///< the number of the attempt, which begins when the run has gone on; 0: it has begun
   /// Its config_yaml becomes config.yaml, and its schedule schedule.csv; empty: they stay.

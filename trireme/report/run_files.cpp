@@ -68,7 +68,7 @@ class RunFilesSink final : public Sink {
         metrics_path_(run_.file("metrics.jsonl")),
         summary_path_(run_.file("summary.json")) {}
 
-  /// What the checkpoint refuses never gets here: the run stays as it is.
+  /// Called once the checkpoint has accepted the state: a refused one leaves the run as it is.
   bool resume(int64_t step) override {
     const bool begun = begin_attempt();
     const Manifest& manifest = next_.manifest;

@@ -38,7 +38,7 @@ std::string exit_of(const Attempt& attempt, const PageOptions& options) {
   return fmt::format("exit code {}{}", *attempt.exit_code, options.meaning(*attempt.exit_code));
 }
 
-/// What its exit code does not say; empty: nothing.
+/// The attempt's cause, if it says more than the exit code; else empty.
 std::string cause_beside(const Attempt& attempt, const PageOptions& options) {
   if (!attempt.exit_code) return attempt.cause;
   const int code = *attempt.exit_code;
@@ -355,7 +355,7 @@ Markup config_table(const std::vector<ConfigEntry>& entries) {
   return draw_table(table);
 }
 
-/// What each attempt changed of the config that the one before had.
+/// The changes that each attempt made to the config of the one before.
 Markup config_changes(const RunRecord& run) {
   PageTable table{.titles = {"key", "before", "after", "changed"}, .rows = {}, .style = "config differs"};
   for (size_t i = 0; i < run.earlier_configs.size(); ++i) {

@@ -91,7 +91,7 @@ RunCost read_run_cost(const Json& json) {
   return cost;
 }
 
-/// Of any version: what is missing stays as a RunSummary has it.
+/// Reads a summary of any version: fields that are missing keep the defaults of RunSummary.
 RunSummary read_summary(const Json& json) {
   RunSummary summary;
   summary.steps = integer_at(json, "steps");
@@ -233,7 +233,7 @@ class RunReader {
     }
   }
 
-  /// Of a run that did not end well: rank 0, which speaks, and the rank that failed.
+  /// Takes the ends of logs of a run that failed: of rank 0, which speaks, and of the rank that failed.
   void take_log_ends() {
     const Attempt& last = record_.last_attempt();
     if (last.exit_code == 0) return;

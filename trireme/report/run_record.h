@@ -13,7 +13,7 @@
 
 namespace trireme::report {
 
-/// What metrics.jsonl says, by key.
+/// The numbers of metrics.jsonl by key.
 struct Metrics {
   std::vector<double> steps;
   std::map<std::string, Curve> curves;  ///< over steps, of each key that ever had a number, but "step"
@@ -32,7 +32,7 @@ struct Metrics {
 /// "Infinity" and "-Infinity" are numbers, null is none.
 Metrics read_metrics(const std::string& path);
 
-/// What manifest.json says of the run as a whole.
+/// The facts of manifest.json that hold for the whole run.
 struct RunFacts {
   std::string version, torch, command, hostname, cpu, kernel, device, mesh, started;
   int64_t cores = 0, memory_bytes = 0, ranks = 0;
@@ -75,7 +75,7 @@ struct RunRecord {
   std::string config_value(const std::string& key) const;
 };
 
-/// What the run has read: "images", which its records count as tokens, or "tokens".
+/// The samples that the run read: "images", which its records count as tokens, or "tokens".
 std::string counted_in(const RunRecord& run);
 /// Whether all runs have read images, or all have read tokens.
 bool count_the_same(const std::vector<RunRecord>& runs);

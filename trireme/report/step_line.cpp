@@ -68,7 +68,7 @@ std::string flops_text(double tflops_per_rank, const ConsoleOptions& options) {
   return text;
 }
 
-/// What the allocator has beside the peak; empty without one.
+/// The allocator's active and reserved bytes, printed beside the peak; empty without one.
 std::string memory_detail(const StepRecord& record) {
   if (record.reserved_bytes == 0) return {};
   return fmt::format(" ({} active, {} reserved)", format_bytes(static_cast<double>(record.active_bytes)),

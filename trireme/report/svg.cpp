@@ -16,7 +16,8 @@ std::string points(double value) {
   return fmt::format("{:.1f}", value);
 }
 
-/// What the character that begins with `letter` takes: scripts with wide letters begin with 0xe1 in UTF-8.
+/// The width of the character whose first byte is `letter`: scripts with wide letters begin with 0xe1 in
+/// UTF-8.
 double letter_width(char letter) {
   const auto byte = static_cast<uint8_t>(letter);
   if ((byte & 0xc0U) == 0x80U) return 0.0;

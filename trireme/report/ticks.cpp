@@ -11,7 +11,7 @@
 namespace trireme::report {
 namespace {
 
-/// What one of an axis' labels counts.
+/// The factor of an axis' labels, and the letters behind them.
 struct Scale {
   double factor = 1.0;
   std::string letter;  ///< behind each label

@@ -6,7 +6,7 @@
 
 namespace trireme::report {
 
-/// What a number on an axis or in a tooltip is.
+/// The unit of numbers on an axis or in a tooltip.
 enum class Unit { kNumber, kCount, kBytes, kMilliseconds, kSeconds, kShare };
 
 struct Axis {

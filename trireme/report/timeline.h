@@ -1,6 +1,6 @@
 #pragma once
-// What rows of workers do over time, drawn in a terminal or as SVG: schedules of a pipeline, simulated or
-// run.
+// Rows of workers and their work over time, drawn in a terminal or as SVG: schedules of a pipeline, simulated
+// or run.
 #include <cstdint>
 #include <string>
 #include <vector>

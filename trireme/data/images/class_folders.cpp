@@ -24,7 +24,7 @@ namespace fs = std::filesystem;
 /// Names of the files of each class below a root, each relative to it.
 using FilesByClass = std::map<std::string, std::vector<std::string>>;
 
-/// What a folder of class folders holds.
+/// The files in a folder of class folders.
 struct Listing {
   FilesByClass classes;
   std::map<std::string, int64_t> left_out;  ///< files of classes that are not read, by what they are
@@ -101,7 +101,7 @@ bool holds_image(const fs::path& folder) {
   return false;
 }
 
-/// What of `root` is not read, as sentences for people.
+/// Sentences for people about the files of `root` that are not read.
 std::vector<std::string> notes_of(const fs::path& root, const Listing& listing) {
   std::vector<std::string> notes;
   int64_t files = 0;

@@ -181,7 +181,7 @@ void check_digit_options(const DigitOptions& options) {
   }
 }
 
-/// What the files are a function of.
+/// Everything that the files depend on.
 Json recipe(const DigitOptions& options, const DigitPainter& painter) {
   Json fonts = Json::array();
   for (size_t i = 0; i < painter.fonts().size(); ++i)

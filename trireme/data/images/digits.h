@@ -11,7 +11,7 @@
 
 namespace trireme::data {
 
-/// What make_digits() writes last into its folder: what its files are made from.
+/// The file that make_digits() writes last into its folder: it says what the images are made from.
 inline constexpr const char* kDigitsRecord = "digits.json";
 
 enum class DigitFormat {

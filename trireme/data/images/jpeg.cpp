@@ -115,7 +115,7 @@ bool decompress(jpeg_decompress_struct& jpeg, JpegErrors& errors, std::span<cons
                  .height = static_cast<int64_t>(jpeg.output_height),
                  .width = static_cast<int64_t>(jpeg.output_width)};
   const ImagePart part = options.part ? options.part(image.shape) : all_of(image.shape);
-  // What is below the part need not be looked at, unless the file may have been cut off there.
+  // The rows below the part need not be read, unless the file may have been cut off there.
   read_part(jpeg, part, !has_end(bytes), image.pixels);
   image.shape.height = part.height;
   image.shape.width = part.width;

@@ -117,7 +117,8 @@ class ImageReader {
     return batch;
   }
 
-  /// What a row shows of a picture, and its place in the set, which may be that of its replacement.
+  /// The part of a picture that a row shows, and the picture's index in the set, which may be that of a
+  /// replacement.
   struct Found {
     int64_t index = 0;
     ImageView view;
@@ -299,7 +300,7 @@ class ImageLoader::Impl {
   std::mutex mutex_;
   std::condition_variable_any changed_;
   std::map<int64_t, Made> ready_;  ///< by number
-  /// Micro-batches of this rank since the beginning of the run, were all steps whole.
+  /// Micro-batches of this rank since the run began, counted as if every step had all of them.
   int64_t taken_ = 0, begun_ = 0;
   std::vector<std::jthread> threads_;  // last: stop and join before what they use goes
 };

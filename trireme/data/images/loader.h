@@ -14,7 +14,7 @@
 
 namespace trireme::data {
 
-/// What follows the last whole global batch of an epoch.
+/// The step that follows the last whole global batch of an epoch.
 enum class EpochEnd {
   kShort,  ///< a step with the rows that are left
   kRunOn   ///< a step with those and the first rows of the next epoch

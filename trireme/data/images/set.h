@@ -51,7 +51,7 @@ struct ImageSplits {
   std::shared_ptr<const ImageSet> val;  ///< none: nothing is held out
   std::string format;                   ///< "CIFAR-10", "CIFAR-100", "idx" or "folders"
   std::string folder;                   ///< where the files were found, inside what was asked for
-  /// What of the folder is not read, and classes without images, with what to do: sentences for people.
+  /// Sentences for people about files that are not read and classes without images, with what to do.
   std::vector<std::string> notes = {};
   std::string why_no_val = {};  ///< why there is no `val` although one was asked for; empty: none was
 };

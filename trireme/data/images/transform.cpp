@@ -21,7 +21,7 @@ ImagePart middle(const ImageShape& shape, double least_ratio, double most_ratio)
   return part;
 }
 
-/// Of a random area, ratio and place (Szegedy et al. 2015); the middle where ten draws do not fit.
+/// A part of random area, ratio and place (Szegedy et al. 2015); the middle where ten draws do not fit.
 ImagePart drawn_part(const ImageShape& shape, double least_area, SampleDraws& draws) {
   constexpr double kLeastRatio = 3.0 / 4.0, kMostRatio = 4.0 / 3.0;
   constexpr int kTries = 10;

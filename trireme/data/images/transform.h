@@ -15,7 +15,7 @@ struct ImageTransform {
   /// Without a random resized crop, pictures of another size are resized so that this part of their shorter
   /// side remains when their centre is cut out.
   double centre = 0.875;
-  // What training varies; validation leaves it out.
+  // Random changes in training; validation leaves them out.
   int64_t pad = 0;    ///< black pixels at each side, out of which a crop of the old size is drawn
   bool flip = false;  ///< mirror half of the pictures, drawn at random
   /// Crop a part at a random place, with a share of the area in [least_area, 1] and a ratio of width to
