@@ -124,8 +124,8 @@ std::vector<std::string> option_names(const CLI::App& app) {
   return names;
 }
 
-/// What other trainers call what a key or an option of ours sets. They are compared as whole words: the names
-/// of others lie too near to each other to guess from.
+/// Names that other trainers have for our keys and options. They are compared as whole words: they lie too
+/// near to each other to guess from.
 constexpr std::pair<std::string_view, std::string_view> kOtherNames[] = {
     {"accumulate_grad_batches", "train.micro_batch"},
     {"activation_checkpointing", "memory.recompute"},
@@ -204,8 +204,8 @@ std::string as_name_of_others(const std::string& option) {
   return name;
 }
 
-/// What the unknown option `name` may stand for: where there is a config, what others call by that name and
-/// keys by their last part ("--steps"); else the nearest option or key.
+/// Options that the unknown `name` may stand for: where there is a config, keys that others call so and keys
+/// with this last part ("--steps"); else the nearest option or key.
 std::vector<std::string> likely_options(const std::string& name, const CLI::App& verb,
                                         const ConfigVerb* config) {
   const std::vector<std::string> options = option_names(verb);

@@ -88,7 +88,7 @@ BenchResult train_once(const BenchRun& run, const BenchRuns& options, Front& fro
     }
     return {.code = finished.code, .run_directory = finished.run_directory};
   } catch (const Error& error) {
-    // What was measured before is worth printing.
+    // The measurements of earlier runs are worth printing.
     write_stderr(fmt::format("bench: {} could not run: {}\n", run.label, error.what()));
     return {.code = static_cast<int>(error.exit_code()), .run_directory = ""};
   }

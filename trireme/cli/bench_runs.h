@@ -20,7 +20,7 @@ namespace trireme::cli {
 /// Steps of a run that nobody has set on the command line: a config is mostly for far more.
 inline constexpr int64_t kBenchSteps = 20;
 
-/// What the benches that train have in common on the command line.
+/// Command-line options that all benches that train have.
 struct BenchRuns {
   std::string config;
   std::optional<int64_t> ranks;

@@ -38,7 +38,8 @@ struct SpeedCase {
     const auto ms = out_of_memory ? std::nullopt : report::median(round_ms);
     return ms ? std::optional(1e3 * static_cast<double>(step_tokens) / *ms) : std::nullopt;
   }
-  /// Of the rounds: steps of one run are alike, since what slows one slows its neighbours.
+  /// The interval of the rounds, not of steps: steps of one run are alike, since what slows one slows its
+  /// neighbours.
   report::Interval interval(int64_t step_tokens) const {
     const report::Interval ms = report::median_interval(round_ms).value_or(report::Interval{});
     const auto tokens = 1e3 * static_cast<double>(step_tokens);

@@ -56,8 +56,8 @@ bool holds_checkpoints(const std::string& path) {
   return fs::is_directory(path, error) && !checkpoint::list_checkpoints(Folder(path)).empty();
 }
 
-/// Of a run, by any of its names, or the folder itself. `or_weights`: a run with its final weights alone
-/// counts.
+/// The folder of checkpoints: of the run with the name `word`, or `word` itself. `or_weights`: a run with its
+/// final weights alone counts.
 std::string checkpoints_of(const std::string& word, const Front& front, bool or_weights = false) {
   if (holds_checkpoints(word)) return word;
   const auto is_there = [or_weights](const report::RunDirectory& run) {

@@ -28,7 +28,8 @@ namespace {
 namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;
 
-/// Of an imported model: what a fine-tuning run can be expected to hold; --data.seq_len says otherwise.
+/// The sequence length of an imported model: one for which a fine-tuning run can be expected to have memory.
+/// --data.seq_len overrides it.
 constexpr int64_t kUsualLength = 1024;
 
 struct ImportOptions {
@@ -155,7 +156,7 @@ int64_t parse_size(const std::string& text) {
   throw ConfigError("[cli.ckpt] --max-shard-size {} is not a size; write it as 5GB, 500MB or 2GiB", text);
 }
 
-/// Of the files: the one that all parameters have, else that of training.
+/// The dtype named in config.json: the one that all parameters have in the files, else that of training.
 std::string dtype_of(const checkpoint::Source& weights, const std::vector<std::string>& names,
                      const std::string& asked_for) {
   std::set<std::string> dtypes;
@@ -176,7 +177,7 @@ void carry_tokens(const std::string& from, Json& config) {
   }
 }
 
-/// What transformers finds beside the weights, and what it does not.
+/// Logs the files that transformers finds beside the weights, and those that are missing.
 void tell_carried(const FoundWeights& found, const checkpoint::CarriedFiles& carried,
                   const std::string& out) {
   constexpr const char* kAdvice = "copy one with --tokenizer FOLDER";

@@ -19,7 +19,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// What 'trireme data get' knows. Sizes and sums as their publishers' files have had them for years.
+/// A data set that 'trireme data get' knows. Sizes and sums are those that the publishers' files have had for
+/// years.
 struct Published {
   const char* name;
   const char* what;

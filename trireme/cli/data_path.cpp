@@ -81,7 +81,7 @@ void check_cache_folder(const plan::Config& config, const Environment& environme
   const std::string folder = cache_dir(environment) + "/data";
   std::error_code error;
   std::filesystem::create_directories(folder, error);
-  // What lies there prepared may be all that this run needs.
+  // The data prepared there may be all that this run needs.
   const bool has_data = !error && !std::filesystem::is_empty(folder, error);
   if (!error && (has_data || ::access(folder.c_str(), W_OK) == 0)) return;
   throw EnvironmentError(

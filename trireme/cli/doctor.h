@@ -1,6 +1,5 @@
 #pragma once
-// What `doctor` looks at: each check is a row with a verdict, what was found, and the fix when it is not
-// well.
+// The checks of `doctor`: each is a row with a verdict, what was found, and the fix when it is not well.
 #include <string>
 #include <vector>
 

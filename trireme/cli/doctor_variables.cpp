@@ -1,5 +1,5 @@
-// What variables of NCCL, Gloo, CUDA and torch that are set do on this machine. Values are never shown: they
-// may be secrets.
+// Explains the variables of NCCL, Gloo, CUDA and torch that are set on this machine. Values are never shown:
+// they may be secrets.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -37,7 +37,7 @@ std::optional<int64_t> whole_number(const std::string& text) {
   return value;
 }
 
-/// What a variable does here; `fix` empty where it does no harm.
+/// The effect of a variable; `fix` is empty where it does no harm.
 struct Effect {
   std::string found, fix;
 };

@@ -93,7 +93,7 @@ Check failed_worker(const std::string& found, const std::string& fix) {
   return {.name = "worker", .verdict = Verdict::kFail, .found = found, .fix = fix};
 }
 
-/// What a worker that gave no answer says about itself.
+/// The verdict on a worker that gave no answer.
 Check silent_worker(const std::string& path, const ChildOutput& output) {
   if (output.timed_out) {
     return failed_worker(fmt::format("{} did not answer within {:.0f} s", path, kProbeTimeout),

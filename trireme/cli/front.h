@@ -1,6 +1,6 @@
 #pragma once
-// What the verbs of the front command share: the command line, the environment, and the action that the
-// parsed verb chose.
+// Common to all verbs of the front command: the command line, the environment, and the action that the parsed
+// verb chose.
 #include <fmt/format.h>
 
 #include <functional>

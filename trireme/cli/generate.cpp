@@ -31,7 +31,8 @@ void check(const GenerateOptions& options) {
   }
 }
 
-/// Of `latest` and a name: the newest run on text is meant, whatever was trained on images since.
+/// The reason why a run has no text; empty: it may have. So `latest` and a name mean the newest run on text,
+/// whatever was trained on images since.
 std::string why_no_text(const report::RunDirectory& run) {
   try {
     const plan::Config config =

@@ -91,7 +91,7 @@ int64_t divisor(int64_t whole, int64_t least) {
   return part;
 }
 
-/// What --micro-batches and --micro-batch-size ask for, which must agree.
+/// The number of micro-batches by --micro-batches and --micro-batch-size, which must agree.
 int64_t micro_batches_of(const LabOptions& options, int64_t usual) {
   const int64_t batch = options.run.batch_size;
   int64_t count = options.micro_batches.value_or(divisor(batch, usual));

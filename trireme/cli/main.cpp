@@ -45,7 +45,7 @@ void describe(CLI::App& app, Front& front) {
   app.footer(kExamples);  // after the verbs, which would inherit it
 }
 
-/// CLI11 takes a number that does not fit for the largest that does.
+/// CLI11 alone would read a number that does not fit as the largest that does.
 void refuse_numbers_that_do_not_fit(CLI::App& app) {
   const auto fits = [](const std::string& word) {
     int64_t number = 0;

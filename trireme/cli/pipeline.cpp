@@ -104,7 +104,7 @@ std::string numbers(double low, double high) {
   return low == high ? fmt::format("{:g}", low) : fmt::format("{:g} to {:g}", low, high);
 }
 
-/// Of the ranks, in micro-batches.
+/// The smallest and the largest peak of the ranks, in micro-batches.
 std::string peaks(const plan::Simulation& simulation) {
   const auto [low, high] = std::ranges::minmax(simulation.ranks, {}, &plan::RankTimeline::peak_bytes);
   return numbers(low.peak_bytes, high.peak_bytes);

@@ -1,5 +1,5 @@
 #pragma once
-// What the front command tells the worker: one JSON value in the variable TRIREME_REQUEST, the same for all
+// The front command's request to the worker: one JSON value in the variable TRIREME_REQUEST, the same for all
 // ranks.
 #include <cstdint>
 #include <string>

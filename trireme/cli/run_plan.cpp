@@ -54,7 +54,7 @@ double estimated_step(const plan::PipelinePlan& plan) {
   return plan::simulate(plan.schedule, plan::work_of_passes(plan)).makespan;
 }
 
-/// What a head that is spread is worth; empty where there is none.
+/// The estimated effect of spreading the head; empty where it is not spread.
 std::string spread_head_text(const RunPlan& run, plan::Config config) {
   if (!run.pipeline->schedule.spread_head) return {};
   config.pipeline.spread_head = false;
@@ -75,7 +75,7 @@ std::string peak_text(const plan::RankBytes& needed) {
       bytes_text(needed.logits), bytes_text(needed.baseline));
 }
 
-/// Of the sources of the config, and of the config that they made.
+/// Notes on the sources of the config, and on the config that they made.
 std::vector<std::string> all_notes(const RunPlan& run, const plan::Config& config) {
   std::vector<std::string> all = run.notes;
   const std::vector<std::string> of_config = plan::notes(config, run.device);
@@ -106,7 +106,7 @@ std::string copy_text(const plan::RankBytes& bytes, const plan::CheckpointConfig
   return every + fmt::format("{} of pinned host memory", bytes_text(bytes.pinned_copy));
 }
 
-/// What backward computes again; empty: nothing.
+/// The parts of the model that backward computes again; empty: none.
 std::string recompute_text(const RunPlan& run, const plan::Config& config) {
   if (run.recompute == plan::Recompute::kNone) return "";
   std::string text = plan::computes_blocks_again(run.recompute) ? "whole blocks" : "norms and activations";

@@ -1,6 +1,5 @@
 #pragma once
-// What a training run will be, decided before anything starts: device, ranks, mesh, batch and model-state
-// memory.
+// The plan of a training run, made before anything starts: device, ranks, mesh, batch and model-state memory.
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -55,7 +54,7 @@ RunPlan plan_run(const plan::Config& config, plan::Device device, int64_t ranks,
 /// known.
 std::string fit_text(const RunPlan& plan, int64_t rank_bytes);
 
-/// What `policy` would cost the run that `plan` describes; nothing of it is measured.
+/// The predicted cost of `policy` for the run that `plan` describes; nothing of it is measured.
 report::CostRow predicted_cost(const plan::Config& config, const RunPlan& plan, const plan::Policy& policy);
 
 /// A table in at most `columns` (report::Table).

@@ -7,7 +7,7 @@
 
 namespace trireme::cli {
 
-/// What is asked of a run.
+/// The part that a command needs of a run.
 struct Wanted {
   std::string what;  ///< "weights"
   std::string file;  ///< relative to the run directory

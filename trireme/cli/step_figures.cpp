@@ -40,7 +40,7 @@ Sent sent_by(const StepView& view) {
   const auto setting = plan::engine_setting(config, run.mesh, run.batch.accumulation, run.device);
   const std::optional<int64_t> all = plan::sent_bytes(view.program, setting, view.micro_batches);
   if (!all) sent.gradients.reset();
-  // What no action of the program sends are averages.
+  // Averages are sent, too, and no action of the program sends them.
   if (all) sent.parameters += *all - view.program.wire_bytes(view.micro_batches);
   return sent;
 }

@@ -313,7 +313,7 @@ std::string StepText::totals() const {
   return table.to_string(columns_);
 }
 
-/// What has memory at the peak, as bars.
+/// The parts of memory at the peak, as bars.
 std::string StepText::peak() const {
   constexpr int64_t kBar = 32;
   const HeldBytes& held = memory_.at(memory_.peak());

@@ -97,8 +97,7 @@ int join_world(const TrainArguments& options, Front& front, const plan::WorldSpe
   }
 }
 
-/// What the other rows of the policy table would cost the same run, beside what this one did, in at most
-/// `columns`.
+/// The predicted costs of the other policies for this run, beside those of its own, in at most `columns`.
 std::string summary_of(const FinishedJob& finished, int64_t columns) {
   const PreparedJob& prepared = finished.prepared;
   const plan::Config& config = prepared.config.config;
@@ -119,7 +118,7 @@ std::string would_start(const ResumePoint& resume) {
   return fmt::format("would start a new run{}{}", resume.why_new.empty() ? "" : ", ", resume.why_new);
 }
 
-/// What a run would be, without one; of --resume, what going on would be.
+/// Prints the plan of a run, or with --resume of its continuation, and starts nothing.
 int dry_run(TrainJob job, const Front& front) {
   const std::optional<ResumePoint> resume = find_resume_point(job, front);
   const PreparedJob prepared = prepare_train_job(job, front);

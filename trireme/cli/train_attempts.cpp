@@ -23,7 +23,7 @@
 namespace trireme::cli {
 namespace {
 
-/// What the checkpoints of a run have come to.
+/// The progress of a run's checkpoints.
 struct Saved {
   int64_t generation = 0;  ///< the last that has committed one; 0: none has
   int64_t step = 0;        ///< of the newest
@@ -174,7 +174,7 @@ launch::JobEnd Attempts::run_once() {
   }
 }
 
-/// What the rank that failed has said of it, unless a signal ended it.
+/// The error that the failed rank logged; empty if a signal ended it.
 std::string Attempts::error_of(const launch::JobEnd& end) const {
   if (!end.cause) return {};
   const int64_t rank = launch::first_to_fail(end);
@@ -202,8 +202,8 @@ void Attempts::note_progress() {
   const Saved before = std::exchange(saved_, saved_in(directory_));
   if (saved_.furthest > before.furthest) restarts_.note_progress();
   saved_.furthest = std::max(saved_.furthest, before.furthest);
-  // What was named was where this command was to begin. It has saved something newer since, or what was named
-  // is the newest by now and has got its own name back.
+  // The checkpoint named was for the first attempt. The run has saved a newer one since, or the one named is
+  // the newest by now and has got its own name back.
   std::error_code error;
   if (saved_.generation > before.generation || !std::filesystem::exists(request_.resume_from, error))
     request_.resume_from.clear();
@@ -237,8 +237,8 @@ int Attempts::stopped(int signal, const launch::JobEnd& end) {
   return code;
 }
 
-/// What cannot be written, as on a full disk, is no reason to give a run up: it is written before what comes
-/// next, so that each attempt is told of as it was.
+/// A record that cannot be written, as on a full disk, is no reason to give a run up: it is written before
+/// the next one, so that each attempt is recorded as it was.
 void Attempts::write(const char* problem, std::function<void()> write) {
   unwritten_.push_back(std::move(write));
   try {
@@ -265,7 +265,7 @@ void Attempts::record(const report::AttemptEnd& end) {
   });
 }
 
-/// What the ranks did last is known to this process alone, and only now.
+/// The last operations of the ranks are known to this process alone, and only now.
 void Attempts::write_crash_report(const launch::JobEnd& end) {
   const auto last_step = directory_.last_step();
   const std::string path = directory_.file(fmt::format("crash-{}.txt", attempt_));
@@ -290,7 +290,7 @@ void Attempts::say_used_up() const {
       report::resume_command(report::as_typed(directory_.path()), request_.ranks));
 }
 
-/// Of a run that was started again.
+/// Logs the restarts of a run, if there were any.
 void Attempts::say_attempts() const {
   const std::vector<report::Attempt> all = directory_.attempts();
   if (std::ssize(all) < attempts_before_ + 2) return;

@@ -36,7 +36,7 @@ void say_where(const report::RunDirectory& directory, const plan::Config& config
       config.checkpoint.final_weights ? ", weights at the end in checkpoints/final/model.safetensors" : "");
 }
 
-/// Of a run that failed after it had begun or gone on: the error itself, and how to go on.
+/// For a run that failed after it had begun or gone on: logs the error and how to go on.
 void say_failure(const report::RunDirectory& directory, int code, int64_t ranks) {
   const std::string run = report::as_typed(directory.path());
   const report::Attempt last = directory.attempts().back();
@@ -48,7 +48,7 @@ void say_failure(const report::RunDirectory& directory, int code, int64_t ranks)
     log_info("next    '{}' continues from its last checkpoint", report::resume_command(run, ranks));
 }
 
-/// Of a run that could not say so itself. `took_part`: this command's ranks went on with it.
+/// Logs the end of a run that could not do so itself. `took_part`: this command's ranks went on with it.
 void say_how_it_ended(const report::RunDirectory& directory, int code, int64_t ranks, bool took_part) {
   if (code == 0 || std::filesystem::exists(directory.file("summary.json"))) return;
   const std::string run = report::as_typed(directory.path());
@@ -97,7 +97,7 @@ void await_orphan(const report::RunDirectory& run) {
     std::this_thread::sleep_for(kPause);
 }
 
-/// What `auto` stands for among runs of a name.
+/// The runs of a name, among which `auto` chooses.
 class Candidates {
  public:
   explicit Candidates(const plan::Config& asked) : asked_(asked) {}
@@ -153,7 +153,7 @@ ResumePoint find_automatically(const std::string& root, const plan::Config& aske
   return {.run_directory = "", .checkpoint = "", .why_new = std::move(why)};
 }
 
-/// Whose folder and records a second process would damage.
+/// The error for a run that is running: a second process would damage its folder and records.
 EnvironmentError is_running(const report::RunDirectory& run, const std::string& process) {
   return EnvironmentError(
       "[cli.train] {} is running: process {} writes to it; stop it first, or choose another run", run.path(),
@@ -173,7 +173,7 @@ LockFile hold(const report::RunDirectory& run) {
   return std::move(*lock);
 }
 
-/// Of --resume, which takes the word behind it.
+/// Refuses a file behind --resume, which takes the next word as its value.
 void refuse_file(const std::string& word) {
   if (!std::filesystem::is_regular_file(word)) return;
   throw ConfigError(

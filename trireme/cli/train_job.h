@@ -61,12 +61,12 @@ struct ResumePoint {
   std::string why_new = {};   ///< where a new one begins: "because runs/... has finished"
 };
 
-/// What TrainJob::resume stands for; none if it is empty. A job without a config gets the config of the run.
-/// "auto" is the newest run with the config's name that has a checkpoint and does not run now, unless that
-/// run has come to its end: then an older one with the very config that is asked for now, if the newer ones
-/// had another, and else a new run. A run whose launcher was killed is waited for until its ranks have ended,
-/// for up to 10 s. Throws ConfigError when it names a run or checkpoint that is not there, EnvironmentError
-/// when the run runs now.
+/// The run or checkpoint that TrainJob::resume names; none if it is empty. A job without a config gets the
+/// config of the run. "auto" is the newest run with the config's name that has a checkpoint and does not run
+/// now, unless that run has come to its end: then an older one with the very config that is asked for now, if
+/// the newer ones had another, and else a new run. A run whose launcher was killed is waited for until its
+/// ranks have ended, for up to 10 s. Throws ConfigError when it names a run or checkpoint that is not there,
+/// EnvironmentError when the run runs now.
 std::optional<ResumePoint> find_resume_point(TrainJob& job, const Front& front);
 
 /// Logs the notes of a config for its user.
@@ -75,7 +75,7 @@ void say_notes(const plan::ResolvedConfig& resolved);
 /// "on 2 ranks, 4 before" where the last attempt at `run` had another number than `ranks`; else empty.
 std::string changed_ranks(const report::RunDirectory& run, int64_t ranks);
 
-/// What workers are told.
+/// The request that workers get.
 Request train_request(const TrainJob& job, const Front& front, const plan::ResolvedConfig& resolved,
                       const std::optional<ResumePoint>& resume);
 

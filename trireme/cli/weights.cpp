@@ -67,8 +67,7 @@ void check_same_model(const plan::Config& config) {
       config.model.weights, join(keys, ", "), config.model.weights);
 }
 
-/// Of weights that do not say which model they are of: where they do not fit, the config is wrong, not the
-/// file.
+/// For weights that do not name their model: if they do not fit, the config is wrong, not the file.
 void check_fit_to(const plan::Config& config, const checkpoint::Source& weights) {
   try {
     checkpoint::check_fit(weights, plan::describe(config.model, config.data.seq_len));

@@ -1,6 +1,6 @@
 #pragma once
-// What a config can choose from: one enum a question, with the words that YAML and the command line use for
-// its values. Text becomes a value once, when a config is read; the rest of the code switches over values.
+// The choices of a config: one enum a question, with the words that YAML and the command line use for its
+// values. Text becomes a value once, when a config is read; the rest of the code switches over values.
 #include <fmt/core.h>
 
 #include <array>
@@ -58,7 +58,7 @@ constexpr bool reads_images(ModelFamily family) {
   return family == ModelFamily::kResNet || family == ModelFamily::kLeNet;
 }
 
-/// What a residual network does before its first block.
+/// The layers of a residual network before its first block.
 enum class ImageStem {
   kCifar,    ///< 3x3, for images of some 32 pixels
   kImageNet  ///< 7x7 and a maximum over 3x3, each with stride 2
@@ -66,7 +66,7 @@ enum class ImageStem {
 template <>
 inline constexpr auto kNames<ImageStem> = std::to_array<std::string_view>({"cifar", "imagenet"});
 
-/// What follows each convolution of a residual network.
+/// The norm behind each convolution of a residual network.
 enum class ImageNorm {
   kBatch,      ///< over the samples of a rank's micro-batch
   kSyncBatch,  ///< over those of all data-parallel ranks
@@ -75,7 +75,7 @@ enum class ImageNorm {
 template <>
 inline constexpr auto kNames<ImageNorm> = std::to_array<std::string_view>({"batch", "sync_batch", "group"});
 
-/// What a run reads; kAuto: what its model reads.
+/// The data that a run reads; kAuto: the kind that its model reads.
 enum class DataKind { kAuto, kText, kImages };
 template <>
 inline constexpr auto kNames<DataKind> = std::to_array<std::string_view>({"auto", "text", "images"});
@@ -107,7 +107,7 @@ template <>
 inline constexpr auto kNames<LrSchedule> = std::to_array<std::string_view>({"cosine", "linear", "constant",
                                                                             "steps"});
 
-/// What data parallelism shards: the rows of plan/policy.h by name; fsdp has several.
+/// The policies of data parallelism: the rows of plan/policy.h by name; fsdp has several.
 enum class PolicyName { kDdp, kZero1, kZero2, kZero3, kFsdp };
 template <>
 inline constexpr auto kNames<PolicyName> = std::to_array<std::string_view>({"ddp", "zero1", "zero2", "zero3",
@@ -182,7 +182,7 @@ enum class Fp8Fast { kNone, kForward, kAll };
 template <>
 inline constexpr auto kNames<Fp8Fast> = std::to_array<std::string_view>({"none", "forward", "all"});
 
-/// What a run does when its device or shapes have no FP8; kEmulate: a CPU computes the same numbers.
+/// The behaviour of a run whose device or shapes have no FP8; kEmulate: a CPU computes the same numbers.
 enum class Fp8Fallback { kAbort, kBf16, kEmulate };
 template <>
 inline constexpr auto kNames<Fp8Fallback> = std::to_array<std::string_view>({"abort", "bf16", "emulate"});
@@ -202,9 +202,9 @@ enum class LossScaling { kAuto, kDynamic, kNone };
 template <>
 inline constexpr auto kNames<LossScaling> = std::to_array<std::string_view>({"auto", "dynamic", "none"});
 
-/// What backward computes again instead of keeping it; kCheap: outputs of norms and activations, but not
-/// attention and matrix products; kBlock: all of a block; kAllButAttention: all of it but the output of its
-/// attention; kAuto: kCheap or kNone, as settle_recompute() decides.
+/// The activations that backward computes again instead of keeping them; kCheap: outputs of norms and
+/// activations, but not attention and matrix products; kBlock: all of a block; kAllButAttention: all of it
+/// but the output of its attention; kAuto: kCheap or kNone, as settle_recompute() decides.
 enum class Recompute { kAuto, kNone, kCheap, kAllButAttention, kBlock };
 template <>
 inline constexpr auto kNames<Recompute> = std::to_array<std::string_view>({"auto", "none", "cheap",
@@ -213,7 +213,7 @@ constexpr bool computes_blocks_again(Recompute recompute) {
   return recompute == Recompute::kAllButAttention || recompute == Recompute::kBlock;
 }
 
-/// What copies the bytes of an all-gather over peer memory of GPUs: kernels, or copy engines.
+/// Who copies the bytes of an all-gather over peer memory of GPUs: kernels, or copy engines.
 enum class GatherBy { kAuto, kKernels, kCopies };
 template <>
 inline constexpr auto kNames<GatherBy> = std::to_array<std::string_view>({"auto", "kernels", "copies"});
@@ -224,7 +224,7 @@ enum class Reduction { kOrdered, kBackend };
 template <>
 inline constexpr auto kNames<Reduction> = std::to_array<std::string_view>({"ordered", "backend"});
 
-/// In which order the ranks of a pipeline run their passes (plan/schedule.h).
+/// The order in which the ranks of a pipeline run their passes (plan/schedule.h).
 enum class ScheduleName {
   kGpipe,
   k1F1B,

@@ -104,7 +104,7 @@ Assignments all_in_our_keys(const Assignments& said) {
   return all;
 }
 
-/// What each source says, in rising precedence.
+/// The assignments of each source, in rising precedence.
 using Sources = std::array<Assignments, 3>;
 
 Sources collect(const ConfigSources& sources, const Environment& environment) {

@@ -322,9 +322,9 @@ struct ResolvedConfig {
   std::vector<std::string> notes = {};
 };
 
-/// What the user said, in rising precedence: file < environment (TRIREME__SECTION__KEY) < overrides. A preset
-/// stands before the keys of the source that names it, and replaces the shape of the model that sources
-/// before that one gave.
+/// The user's settings, in rising precedence: file < environment (TRIREME__SECTION__KEY) < overrides. A
+/// preset stands before the keys of the source that names it, and replaces the shape of the model that
+/// sources before that one gave.
 struct ConfigSources {
   std::string path = "";                    ///< a YAML file; empty: none
   std::string text = "";                    ///< YAML text instead of a file, named "<text>" in messages

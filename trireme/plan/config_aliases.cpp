@@ -41,7 +41,7 @@ const std::map<std::string, std::string>& alias_table() {
   return aliases;
 }
 
-/// What is said there in other words than here.
+/// The assignment with another trainer's value in our words.
 Assignment in_our_words(Assignment given) {
   const std::string word = in_lower_case(given.text);
   if (given.key == "data.kind" && (word == "cifar10" || word == "cifar100" || word == "mnist"))

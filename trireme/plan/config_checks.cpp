@@ -139,7 +139,7 @@ class Checker {
     }
   }
 
-  /// What adds in an order that is the backend's to choose.
+  /// Settings whose sums have an order that is the backend's to choose.
   void check_deterministic() const {
     if (!config_.train.deterministic) return;
     const std::string asked = said("train.deterministic", config_.train.deterministic);
@@ -342,7 +342,7 @@ class Checker {
     }
   }
 
-  /// What the engine of this build does not run.
+  /// Settings that the engine of this build does not run.
   void check_engine() const {
     const ParallelConfig& parallel = config_.parallel;
     const std::pair<const char*, int64_t> axes[] = {{"parallel.tp", parallel.tp},

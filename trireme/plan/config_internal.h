@@ -1,5 +1,5 @@
 #pragma once
-// What the sources of the configuration share: values as text on their way into fields. Private to
+// Shared by the sources of the configuration: values as text on their way into fields. Private to
 // plan/config*.cpp.
 #include <fmt/format.h>
 

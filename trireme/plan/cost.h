@@ -1,5 +1,5 @@
 #pragma once
-// What collectives cost, as formulas: the communicator counts with them, `bench` turns them into bus
+// The costs of collectives, as formulas: the communicator counts with them, `bench` turns them into bus
 // bandwidth.
 #include <cstdint>
 #include <string_view>

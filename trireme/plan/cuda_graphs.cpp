@@ -24,7 +24,7 @@ StepProgram step_of(const Config& config, int64_t ranks) {
                         engine_setting(config, mesh, batch.accumulation, Device::kCuda));
 }
 
-/// Of a rank alone: what keeps it from using gradients as they were computed.
+/// For a single rank, the settings that keep it from using gradients as they were computed.
 std::string settings_behind(const Config& config, int64_t ranks) {
   const PrecisionConfig& precision = config.precision;
   if (ranks > 1) return {};
@@ -35,7 +35,7 @@ std::string settings_behind(const Config& config, int64_t ranks) {
   return fmt::format(", because parallel.reduce_when={}", config.parallel.reduce_when);
 }
 
-/// What several ranks do together in the middle of passes.
+/// The communication of several ranks in the middle of passes.
 std::string communication_in_passes(const Config& config, int64_t ranks) {
   if (ranks == 1) return {};
   if (reads_images(config.model.family) && config.model.vision.norm == ImageNorm::kSyncBatch)

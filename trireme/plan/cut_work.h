@@ -1,5 +1,5 @@
 #pragma once
-// What stages and the ranks that hold them have to do, while the cuts between stages move.
+// The work of stages and of the ranks that hold them, while the cuts between stages move.
 #include <cstdint>
 #include <vector>
 

@@ -1,5 +1,5 @@
 #pragma once
-// What the records of model families share. Private to plan/*_family.cpp and plan/model_*.cpp.
+// Shared by the records of model families. Private to plan/*_family.cpp and plan/model_*.cpp.
 #include <string>
 #include <vector>
 

@@ -1,5 +1,5 @@
 #pragma once
-// What a config alone says about FP8: which blocks multiply with it, and whether their shapes can.
+// FP8 as far as a config alone decides it: which blocks multiply with it, and whether their shapes can.
 #include <cstdint>
 #include <string>
 

@@ -30,7 +30,7 @@ class PutOff {
   std::deque<StagePass> weights_;
 };
 
-/// Runs its passes in their order, and weights while the next one cannot run.
+/// Runs its passes in their order; while the next one cannot run, runs passes for the weights.
 class FillingRank {
  public:
   FillingRank(const Schedule& schedule, const PassCosts& costs, int64_t rank)

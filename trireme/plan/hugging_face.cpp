@@ -17,8 +17,9 @@ namespace {
 using Json = nlohmann::json;
 using OrderedJson = nlohmann::ordered_json;
 
-/// What every config of transformers may have and no number of a forward pass depends on: ids of tokens,
-/// how weights were first drawn, how text is generated, what a pass returns besides, where a file is from.
+/// Keys that every config of transformers may have and that change no number of a forward pass: ids of
+/// tokens, how weights were first drawn, how text is generated, what a pass returns besides, where a file is
+/// from.
 constexpr auto kOfNoConsequence = std::to_array<std::string_view>({"architectures",
                                                                    "bad_words_ids",
                                                                    "begin_suppress_tokens",

@@ -20,7 +20,8 @@ double& of(Lag& lag, IdleCause cause) {
   return lag[static_cast<size_t>(cause)];
 }
 
-/// Slack of the ideal step takes up lag, whatever caused it; where there is less of it, passes were shorter.
+/// Slack of the ideal step reduces the lag of all causes in proportion. Slack beyond all lag means that
+/// passes were shorter than ideal ones.
 void take_up(Lag& lag, double slack) {
   double positive = 0.0;
   for (const double part : lag) positive += std::max(0.0, part);

@@ -59,7 +59,7 @@ bool is_state(const Buffer& buffer) {
   return buffer.is_kept() || buffer.role == Role::kReduced;
 }
 
-/// Of a unit of a stage: a block or half of one; the embeddings and the head keep nothing here.
+/// Bytes that a unit of a stage keeps, a block or half of one; the embeddings and the head keep nothing here.
 BlockBytes kept_by_unit(const UnitSpec& unit, const Config& config, const ModelFacts& facts) {
   const bool attention = unit.name.ends_with(kAttentionHalf), rest = unit.name.ends_with(kMlpHalf);
   const std::string block = attention || rest ? unit.name.substr(0, unit.name.rfind('.')) : unit.name;
@@ -115,9 +115,9 @@ std::vector<int64_t> boundaries_of(const Config& config, const ModelFacts& facts
   return bytes;
 }
 
-/// What each unit of stage `index`, the root first, keeps of a micro-batch. What a stage makes waits for
-/// backward, where it is also the input of the next one of this rank; what comes from another rank is in a
-/// receive buffer, the gradient of the last block's output included. The final norm keeps its input.
+/// The units of stage `index`, the root first, with the bytes that each keeps of a micro-batch. A stage's
+/// output waits for backward where it is also the input of this rank's next stage; tensors from other ranks
+/// are in receive buffers, the gradient of the last block's output included. The final norm keeps its input.
 std::vector<ProgramUnit> units_of_program(const std::vector<UnitSpec>& units, const Config& config,
                                           const ModelFacts& facts, const BatchPlan& batch,
                                           const EngineSetting& setting, const Schedule& schedule,
@@ -143,8 +143,9 @@ std::vector<ProgramUnit> units_of_program(const std::vector<UnitSpec>& units, co
   return result;
 }
 
-/// What norms over all data-parallel ranks send within a pass of a unit, as parallel/sync_batch_norm.cpp has
-/// it: a mean, a sum of squares and a count in fp64 of every channel forward, two sums in fp32 backward.
+/// Adds the bytes that norms over all data-parallel ranks send within a pass of a unit, as
+/// parallel/sync_batch_norm.cpp does: a mean, a sum of squares and a count in fp64 of every channel forward,
+/// two sums in fp32 backward.
 void add_norm_transfers(Action& action, const ImageCosts& costs, const Config& config,
                         const EngineSetting& setting) {
   constexpr int64_t kFp64Bytes = 8;
@@ -224,14 +225,14 @@ int64_t padded_vocab(const Config& config) {
   return round_up(config.model.vocab_size, std::max(kAligned, multiple));
 }
 
-/// What a head whose weight has `weight` elements casts to FP8 beside the `logits` bytes of bf16 that there
-/// are at once: their gradients and its weight, each twice with a byte for an element.
+/// Bytes of a head's FP8 copies: the gradients of its logits, of which `logits` bytes of bf16 are there at
+/// once, and its weight of `weight` elements, each twice with a byte for an element.
 double fp8_copies_of_head(const Config& config, double logits, double weight) {
   return has_fp8_head(config) ? logits + 2.0 * weight : 0.0;
 }
 
 /// A CPU keeps the logits of each micro-batch and what made them. A GPU computes them in parts and keeps the
-/// gradients of what the head multiplies; meanwhile it has a copy of a weight that lacks rows.
+/// gradients of the head's input and weight; if the vocabulary is padded, also a padded copy of the weight.
 int64_t kept_by_loss(const Config& config, int64_t tokens, int64_t in_flight, Device device) {
   const auto width = static_cast<double>(config.model.d_model),
              bytes = static_cast<double>(bytes_of(config.precision.compute));
@@ -256,7 +257,8 @@ int64_t at_work_on_part(const Config& config, int64_t tokens, int64_t rows, Devi
   return at_most_62_bits(std::min(logits * kTwice, chunk) * (1.0 + element / kTwice));
 }
 
-/// Of a model in one piece: what it keeps counts the head's input, and models of images have whole logits.
+/// The logits of a model in one piece: the head's input counts as activations, and models of images have
+/// whole logits.
 int64_t logits_of_whole(const Config& config, int64_t tokens, Device device) {
   if (device == Device::kCuda && !reads_images(config.model.family))
     return kept_by_loss(config, tokens, 1, device);
@@ -275,7 +277,7 @@ int64_t most_of(Role role, const StepProgram& program) {
   return most;
 }
 
-/// Of no stages where there is no pipeline.
+/// The plan of the pipeline; without stages if there is none.
 PipelinePlan plan_if_any(const Config& config, const BatchPlan& batch) {
   return config.parallel.pp > 1 ? plan_pipeline(config, batch) : PipelinePlan();
 }
@@ -373,14 +375,14 @@ int64_t smaller_micro_batch(const BatchPlan& batch) {
   return size;
 }
 
-/// What a run may change to need less memory.
+/// A change of the config by which a run needs less memory.
 struct Remedy {
   std::function<bool(const Config&)> applies;
   std::string words;  ///< keys and their new values
   std::function<void(Config&)> change;
 };
 
-/// Of batches with more than one sequence in a micro-batch.
+/// A smaller micro-batch, for batches with more than one sequence in each.
 Remedy smaller_micro_batches(const Config& config, const BatchPlan& batch) {
   const int64_t size = smaller_micro_batch(batch), count = batch.micro_batch * batch.accumulation / size;
   const bool has_size = config.train.micro_batch > 0;

@@ -27,18 +27,18 @@ struct StateBytes {
   bool operator==(const StateBytes&) const = default;
 };
 
-/// What `program` keeps from step to step, including the reduced gradients that wait for the update.
+/// Bytes that `program` keeps from step to step, including the reduced gradients that wait for the update.
 StateBytes state_bytes(const StepProgram& program);
 
 /// The most that units in flight hold at once on top of model state: parameters that are gathered for use,
 /// gradients that are not reduced yet, sums of earlier micro-batches.
 int64_t gathered_bytes(const StepProgram& program);
 
-/// What a worker process takes whatever its model: on a CPU the libraries and what their first use allocates;
-/// on a GPU the driver's context and libraries, which torch's allocator does not count.
+/// Bytes that a worker process takes whatever its model: on a CPU the libraries and what their first use
+/// allocates; on a GPU the driver's context and libraries, which torch's allocator does not count.
 int64_t process_baseline(Device device);
 
-/// What one of `ranks` ranks of a run needs in its device's memory.
+/// Bytes that one of `ranks` ranks of a run needs in its device's memory.
 struct RankBytes {
   StateBytes state;
   int64_t gathered = 0;
@@ -63,13 +63,13 @@ struct RankBytes {
 /// The bytes of the rank that needs most: ranks of a pipeline differ. `device` is kCpu or kCuda. Throws
 /// ConfigError when ranks, mesh and batch do not fit each other.
 RankBytes rank_bytes(const Config& config, int64_t ranks, Device device);
-/// The same for each rank of a pipeline; one entry without a pipeline. memory.recompute=auto counts as
+/// The bytes of each rank of a pipeline; one entry without a pipeline. memory.recompute=auto counts as
 /// settle_recompute() resolves it.
 std::vector<RankBytes> bytes_by_pp_rank(const Config& config, int64_t ranks, Device device);
-/// The same with `pipeline`, the result of plan_pipeline(), which is ignored without a pipeline.
+/// As above, given `pipeline`, the result of plan_pipeline(), which is ignored without a pipeline.
 std::vector<RankBytes> bytes_by_pp_rank(const Config& config, int64_t ranks, Device device,
                                         const PipelinePlan& pipeline);
-/// The same from facts, batch and `program` (config_program()) that are known already.
+/// The bytes of one rank from facts, batch and `program` (config_program()) that are known already.
 RankBytes rank_bytes(const Config& config, const ModelFacts& facts, const BatchPlan& batch,
                      const StepProgram& program, Device device, int64_t pp_rank = 0);
 

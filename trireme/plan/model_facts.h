@@ -1,6 +1,6 @@
 #pragma once
-// What can be known of a model before any device exists: its parameters with Hugging Face names and shapes,
-// the units that sharding works on, FLOPs and bytes. The built modules must agree with it, which is a test.
+// Facts about a model, known before any device exists: its parameters with Hugging Face names and shapes, the
+// units that sharding works on, FLOPs and bytes. The built modules must agree with it, which is a test.
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -11,7 +11,7 @@
 
 namespace trireme::plan {
 
-/// What a parameter starts from: a normal distribution, or `mean` everywhere where the deviation is 0.
+/// The initial values of a parameter: a normal distribution, or `mean` everywhere where the deviation is 0.
 struct InitialValues {
   double mean = 0.0;
   double deviation = 0.0;
@@ -26,14 +26,14 @@ struct ParamSpec {
   int64_t numel() const;
 };
 
-/// What a model of images, or a unit of one, keeps for backward on a GPU, at the compute dtype.
+/// Bytes that a model of images, or a unit of one, keeps for backward on a GPU, at the compute dtype.
 struct SavedOnGpu {
   double of_image = 0.0;
   double of_micro_batch = 0.0;  ///< whatever its size: weights of convolutions in another layout
   double of_first_unit = 0.0;   ///< of a micro-batch, more where its input comes from another stage
 };
 
-/// What a unit of a model of images costs for one image.
+/// The costs of a unit of a model of images for one image.
 struct ImageCosts {
   double flops = 0.0;        ///< forward
   double saved_bytes = 0.0;  ///< kept for backward on a CPU, at the compute dtype
@@ -53,7 +53,7 @@ struct UnitSpec {
   int64_t numel() const;
 };
 
-/// What a module keeps beside its parameters: running statistics of batch norm.
+/// A tensor that a module keeps beside its parameters: running statistics of batch norm.
 struct BufferSpec {
   std::string name;            ///< "layer1.0.bn1.running_mean"
   std::vector<int64_t> shape;  ///< empty: a count, int64; else fp32
@@ -79,7 +79,7 @@ struct ModelFacts {
   std::optional<SavedOnGpu> saved_on_gpu = {};  ///< where that differs: of models of images
 };
 
-/// What one token keeps in a block, or in a half of one.
+/// Bytes that one token keeps in a block, or in a half of one.
 struct BlockBytes {
   int64_t saved = 0;  ///< activations, for backward
   /// Kept from the backward pass for the input to that for the weights, where they are apart: inputs of

@@ -1,9 +1,9 @@
 #pragma once
-// What is particular to a family of models, one record each: parameters with their shapes and initial values,
-// bytes kept for backward, what it asks of a config. A new family of text is an enumerator in choices.h, its
-// record in a file beside gpt2_family.cpp, its module and its line in the table of nn/language_model.cpp, and
-// a preset. Families that read images are described by plan/vision_model.h; their records say what
-// configs ask of all models and have none of the functions but check.
+// The families of models, one record each: parameters with their shapes and initial values, bytes kept for
+// backward, requirements on a config. A new family of text is an enumerator in choices.h, its record in a
+// file beside gpt2_family.cpp, its module and its line in the table of nn/language_model.cpp, and a preset.
+// Families that read images are described by plan/vision_model.h; their records say what configs ask of all
+// models and have none of the functions but check.
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -33,14 +33,14 @@ struct ModelFamilyRecord {
   bool drops;            ///< model.dropout has an effect
   bool rotates = false;  ///< positions are rotary: the keys model.rope_* have an effect
 
-  /// What tokens pass before the first block.
+  /// The parameters that tokens pass before the first block.
   std::vector<ParamSpec> (*embeddings)(const ModelConfig& model);
   /// The block's module path and its parameters, in flat-buffer order.
   UnitSpec (*block)(const ModelConfig& model, int64_t layer);
   /// The first so many parameters of a block are those of its attention, which adds to its input before the
   /// rest does; 0: a block is one piece.
   size_t attention_params;
-  /// What the output of the last block passes before the head.
+  /// The parameters between the last block and the head.
   std::vector<ParamSpec> (*final_norm)(const ModelConfig& model);
 
   BlockLinears (*linears)(const ModelConfig& model);

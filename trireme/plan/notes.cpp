@@ -20,7 +20,7 @@ std::vector<std::string> unused_pipeline_keys(const Config& config) {
   return keys;
 }
 
-/// What byte tokens mean for a model of another vocabulary; empty: nothing.
+/// A note on byte tokens for a model of another vocabulary; empty: none is needed.
 std::string byte_tokens_note(const Config& config) {
   constexpr int64_t kBytes = 256;
   const ModelConfig& model = config.model;

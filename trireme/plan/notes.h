@@ -1,5 +1,5 @@
 #pragma once
-// What a config may say but hardly means.
+// Notes on settings that are allowed but hardly meant.
 #include <string>
 #include <vector>
 

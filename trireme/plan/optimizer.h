@@ -1,6 +1,6 @@
 #pragma once
-// What is particular to an optimizer, one record each. A new one is an enumerator in choices.h, its record
-// in optimizer.cpp, and its update with a line in the table of optim/optimizer.cpp.
+// The optimizers, one record each. A new one is an enumerator in choices.h, its record in optimizer.cpp, and
+// its update with a line in the table of optim/optimizer.cpp.
 #include <span>
 #include <string_view>
 #include <vector>

@@ -1,6 +1,6 @@
 #pragma once
-// What the simulator and whoever makes schedules in time share: what passes cost, when what they need is
-// there, and what a rank holds. Private to plan/*.cpp.
+// Shared by the simulator and the makers of schedules in time: costs of passes, when their inputs are there,
+// and what a rank holds. Private to plan/*.cpp.
 #include <cstdint>
 #include <limits>
 #include <utility>
@@ -55,7 +55,7 @@ class RankClock {
  public:
   double free_at() const { return free_at_; }
   double held() const { return held_; }
-  /// What it holds, with what backward passes for the input will add.
+  /// Bytes that it holds, and those that backward passes for the input will add.
   double promised() const { return promised_; }
   /// Returns when it ends. Two passes that overlap count their time once.
   double run(const StagePass& pass, double begin, double seconds, const PassCosts& costs);

@@ -1,5 +1,5 @@
 #pragma once
-// What a config says of pipelines: the schedule of a run, and where its model is cut into stages.
+// The pipeline of a config: the schedule of a run, and where its model is cut into stages.
 #include <cstdint>
 #include <string>
 
@@ -15,7 +15,7 @@ struct PipelinePlan {
   StageSplit split;
 };
 
-/// What passes of the plan's stages take: their work_of(), and of a part of the head two products forward and
+/// The costs of passes of the plan's stages: work_of() each; a part of the head has two products forward and
 /// one backward.
 PassCosts work_of_passes(const PipelinePlan& plan);
 

@@ -43,7 +43,7 @@ struct Ends {
       }
     }
   }
-  /// What a rank waits for.
+  /// When the pass whose message a rank waits for has ended.
   double of(const StageEvent& wait) const { return made.at({wait.message, wait.stage, wait.micro_batch}); }
 };
 
@@ -107,7 +107,7 @@ PassCosts measured_costs(const Schedule& schedule, const StageEvents& events) {
         bytes[stage][event.kind].push_back(event.bytes);
       } else if (event.kind == EventKind::kWait) {
         const double made = ends.of(event);
-        // Of one that began later nobody knows when it arrived.
+        // A wait that began later does not show when its message arrived.
         if (event.begin <= made) transfers.push_back(std::max(0.0, event.end - made));
       }
     }
@@ -144,7 +144,7 @@ PassCosts balanced(const Schedule& schedule, PassCosts costs) {
   return costs;
 }
 
-/// What a pass makes travels, unless who needs it is on the same rank.
+/// The sends of a pass: its results travel, unless the rank that needs them is its own.
 std::vector<StageEvent> sends_of(const Schedule& schedule, const TimedPass& timed,
                                  const std::map<std::pair<Message, int64_t>, double>& message_bytes) {
   const StagePass& pass = timed.pass;

@@ -1,7 +1,6 @@
 #pragma once
-// What the ranks of a pipeline did in a step, told from events that they recorded: how busy they were, why
-// they were idle, what they held and sent; beside it what the simulator predicts for the costs that were
-// measured.
+// A report on one step of a pipeline, from events that its ranks recorded: how busy they were, why they were
+// idle, what they held and sent; beside it the simulator's prediction for the measured costs.
 #include <array>
 #include <cstdint>
 #include <string_view>
@@ -29,8 +28,8 @@ struct StageEvent {
   int64_t micro_batch = 0;  ///< likewise
   Message message = Message::kActivation;
   double begin = 0.0, end = 0.0;
-  /// Of a message; of a pass by how much the memory has grown that the rank's passes hold, but of
-  /// kBackwardInput what it has left for kBackwardWeight.
+  /// Size of a message. For a pass, the growth of the memory that the rank's passes hold; for kBackwardInput,
+  /// the memory that it has left for kBackwardWeight.
   double bytes = 0.0;
 
   bool is_pass() const { return kind <= Kind::kBackwardWeight; }
@@ -78,7 +77,7 @@ struct StepUse {
   double seconds = 0.0;  ///< from the first event to the end of the last pass
   std::vector<RankUse> ranks;
   std::vector<StageUse> stages;
-  /// Of all ranks' time.
+  /// The share of all ranks' time in which they were idle.
   double idle_share() const;
 };
 
@@ -111,7 +110,8 @@ struct ClockOffset {
   double error = 0.0;    ///< at most
 };
 
-/// Of every rank, from what each saw of the same meetings: [rank][meeting].
+/// The offset of every rank's clock, from the times that each rank noted of the same meetings:
+/// [rank][meeting].
 std::vector<ClockOffset> clock_offsets(const std::vector<std::vector<Meeting>>& seen);
 
 }  // namespace trireme::plan

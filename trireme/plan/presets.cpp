@@ -13,7 +13,7 @@
 namespace trireme::plan {
 namespace {
 
-/// What the presets of one family share.
+/// Settings that the presets of one family share.
 ModelConfig gpt2(int64_t layers, int64_t width, int64_t heads, int64_t vocab, int64_t positions) {
   return {.family = ModelFamily::kGpt2,
           .n_layers = layers,
@@ -101,7 +101,7 @@ const Preset& find_preset(std::string_view name) {
 std::string preset_text(const ModelConfig& model, int64_t seq_len) {
   if (model.preset.empty()) return "custom";
   constexpr std::string_view kSection = "model.";
-  // What a key of images makes of the others says nothing more, and the other way round.
+  // Keys of text that differ for a model of images follow from its own keys, so they are not listed.
   static const std::set<std::string> of_text = {"n_layers", "d_model",    "n_heads",     "n_kv_heads",
                                                 "d_ff",     "vocab_size", "max_seq_len", "tie_embeddings"};
   const bool images = reads_images(model.family);

@@ -8,8 +8,8 @@
 namespace trireme::plan {
 namespace {
 
-/// What a step of llama-1b does on an H200 in the time in which a copy moves a byte: 560 TFLOP/s beside
-/// 4.3 TB/s.
+/// FLOPs of a step of llama-1b on an H200 in the time in which a copy moves a byte: 560 TFLOP/s beside 4.3
+/// TB/s.
 constexpr double kFlopsPerByte = 130.0;
 constexpr double kNoticed = 0.01;
 

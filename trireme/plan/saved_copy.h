@@ -31,14 +31,14 @@ bool saves_in_place(const Config& config, Device device);
 /// checkpoint.every is 0. The memory is held from the first save on, pinned memory from the beginning.
 int64_t saved_copy_bytes(const Config& config, const ModelFacts& facts, const MeshShape& mesh,
                          int64_t pp_rank = 0);
-/// The same with `pipeline`, the result of plan_pipeline(), which is ignored without a pipeline.
+/// As above, given `pipeline`, the result of plan_pipeline(), which is ignored without a pipeline.
 int64_t saved_copy_bytes(const Config& config, const ModelFacts& facts, const MeshShape& mesh,
                          const PipelinePlan& pipeline, int64_t pp_rank);
 
 /// Host memory that pinned memory is taken in multiples of (kernels::PinnedMemory).
 inline constexpr int64_t kPinnedPage = int64_t{2} << 20;
 
-/// What a pinned copy of so many bytes takes of the host's memory.
+/// The host memory that a pinned copy of so many bytes takes.
 constexpr int64_t pinned_bytes(int64_t bytes) {
   return (bytes + kPinnedPage - 1) / kPinnedPage * kPinnedPage;
 }

@@ -479,7 +479,7 @@ Schedule make_windowed_schedule(ScheduleName name, const PipelineShape& shape, i
   Schedule all = one;
   all.micro_batches = shape.micro_batches;
   for (auto& passes : all.ranks) passes.clear();
-  // Of two copies of the model each takes its half of all micro-batches.
+  // If there are two copies of the model, each takes half of all micro-batches.
   const int64_t half = window / 2;
   const auto number = [&](int64_t micro_batch, int64_t windows_before) {
     if (one.placement != Placement::kTwoWays) return windows_before * window + micro_batch;

@@ -48,7 +48,7 @@ struct Schedule {
   /// The rank that runs `stage` (below all_stages()) for `micro_batch`. The micro-batch only matters where
   /// two ranks have a copy of the stage (Placement::kTwoWays).
   int64_t rank_of(int64_t stage, int64_t micro_batch) const;
-  /// Of each stage but parts of the head; where two have a copy, the lower one.
+  /// The rank of each stage but parts of the head; where two ranks have a copy, the lower one.
   std::vector<int64_t> ranks_of_stages() const;
   /// Those that `rank` has for any micro-batch, in rising order, its part of a head that is spread included.
   std::vector<int64_t> stages_of(int64_t rank) const;
@@ -62,7 +62,7 @@ struct Schedule {
 /// there are ranks go through a rank's stage before the next ones do.
 Schedule forward_only(const Schedule& schedule, int64_t micro_batches);
 
-/// What a schedule is, in a line, and where it comes from.
+/// A line that describes the schedule and names its source.
 std::string_view summary(ScheduleName name);
 /// Throws ConfigError for more than a million forward passes, which no step has: before there is memory for
 /// them.

@@ -198,7 +198,7 @@ Schedule on_one_rank(const Schedule& schedule) {
   std::vector<TimedPass> all;
   for (const RankTimeline& rank : simulate(schedule).ranks)
     all.insert(all.end(), rank.passes.begin(), rank.passes.end());
-  // What a pass needs has ended before it.
+  // Passes are sorted by their ends: a pass ends after those that it needs.
   std::ranges::stable_sort(all, {}, &TimedPass::end);
   Schedule one{.name = schedule.name,
                .placement = Placement::kLoop,

@@ -16,7 +16,7 @@ struct PassCosts {
   std::vector<double> backward_weight = {1.0};
   double transfer = 0.0;                         ///< of one message: latency, and bytes over bandwidth
   std::vector<double> activation_bytes = {1.0};  ///< of a micro-batch, from forward to backward
-  /// Of a micro-batch, from the backward pass for the input to that for the weights: more than
+  /// Bytes of a micro-batch from the backward pass for the input to that for the weights: more than
   /// activation_bytes where activations are computed again. Empty: as many.
   std::vector<double> between_halves_bytes = {};
   double memory_limit = 0.0;  ///< bytes of activations a rank; 0: none
@@ -59,7 +59,7 @@ Simulation simulate(const Schedule& schedule, const PassCosts& costs = {});
 /// where there is one device. Of two copies of the model one is left.
 Schedule on_one_rank(const Schedule& schedule);
 
-/// The same order of forward and backward passes, with passes for the weights put where a rank would wait
+/// Keeps the order of forward and backward passes, and puts passes for the weights where a rank would wait
 /// under these costs: for the next input to arrive, or for memory to be given back.
 Schedule fill_weights(const Schedule& without_weights, const PassCosts& costs);
 

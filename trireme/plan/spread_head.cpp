@@ -21,7 +21,7 @@ struct Ordered {
   int64_t backwards = 0, weights = 0;
 };
 
-/// What is the same on all ranks.
+/// The order of passes of the head's parts, which is the same on all ranks.
 struct Parts {
   std::vector<int64_t> forward, backward;  ///< micro-batches in the order of the last stage's passes
   int64_t most = 0;                        ///< micro-batches of which a rank may have logits at once

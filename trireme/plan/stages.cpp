@@ -137,7 +137,8 @@ std::vector<double> StageSplit::shares() const {
 
 namespace {
 
-/// What is to be small: the work of the busiest rank, how unequal ranks are, the largest stage.
+/// Numbers to be made small, the first one first: the work of the busiest rank, how unequal ranks are, the
+/// largest stage.
 std::tuple<double, double, double> unevenness(const CutWork& cut) {
   double squares = 0.0;
   for (const double of_rank : cut.of_ranks()) squares += of_rank * of_rank;

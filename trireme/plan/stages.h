@@ -18,7 +18,7 @@ struct StagePart {
   double attention = 0.0;  ///< of `flops`: scores, and values times them, which have no weights
 };
 
-/// What passes take: FLOPs for a token of matrix products that take as long.
+/// The time of passes, as FLOPs for a token of matrix products that take as long.
 struct PassWork {
   double forward = 0.0, backward_input = 0.0, backward_weight = 0.0;
   double all() const { return forward + backward_input + backward_weight; }
@@ -45,8 +45,8 @@ struct StageSplit {
   std::vector<int64_t> first;       ///< part with which each stage begins; one more than there are stages
   std::vector<double> flops;        ///< forward, for a token, by stage
   std::vector<PassWork> work = {};  ///< by stage, without its share of a head that is spread
-  /// Of a head that is spread over the ranks of a pipeline: the row of its weight with which each rank's part
-  /// begins, and their number; empty: the head is a part of the last stage.
+  /// For a head that is spread over the ranks of a pipeline, the first row of each rank's part of its weight,
+  /// and then the number of rows; empty: the head is a part of the last stage.
   std::vector<int64_t> head_rows = {};
   double spread_flops = 0.0;  ///< of the whole of such a head; each stage counts an equal share of them
   /// All passes of a stage and of its share of a head that is spread.
@@ -81,7 +81,8 @@ struct UnitRange {
   bool from_mlp = false;      ///< the attention of the first one is in the stage before
   bool to_attention = false;  ///< what follows attention in the last one is in the stage behind
   bool norm_alone = false;    ///< of the head the final norm: the rest of it is spread
-  /// Of the head these rows of its weight, from `first` to `end`, and no norm; none: it is no such part.
+  /// For a part of a head that is spread, the rows of its weight, from `first` to `end`, without the norm;
+  /// else none.
   std::optional<std::pair<int64_t, int64_t>> head_rows = {};
   bool operator==(const UnitRange&) const = default;
 };

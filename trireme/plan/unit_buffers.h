@@ -18,7 +18,7 @@ enum class UseFrom {
   kBuckets     ///< units do not follow the module's structure; all stay unsharded in forward and backward
 };
 
-/// What the data-parallel engine does, but for the units that it works on.
+/// The settings of the data-parallel engine, but for the units that it works on.
 struct EngineSetting {
   Policy policy;
   MeshShape mesh;
@@ -67,8 +67,8 @@ struct Fp8Unit {
   int64_t rest = 0;  ///< elements of its other parameters, norms and biases, which stay whole
   bool operator==(const Fp8Unit&) const = default;
 
-  /// What a rank tells the others after an update: magnitudes of its parts of matrices, and its part of the
-  /// rest, four bytes each.
+  /// Numbers that a rank sends the others after an update, four bytes each: magnitudes of its parts of
+  /// matrices, and its part of the rest.
   int64_t exchanged() const { return kBlockLayers + rest; }
 };
 /// A unit's matrices in FP8; none: all of it travels in the dtype of computation.

@@ -3,7 +3,7 @@
 namespace trireme::plan {
 namespace {
 
-/// Of a unit's whole gradient as it travels.
+/// Bytes of a unit's whole gradient as it travels.
 int64_t gradient_bytes(const EngineSetting& setting, const UnitBuffers& memory) {
   switch (setting.hook) {
     case CommHook::kFp16:

@@ -1,4 +1,4 @@
-// What a config asks of models of images; plan/vision_model.cpp describes them.
+// Checks on the config of models of images; plan/vision_model.cpp describes them.
 #include "trireme/base/error.h"
 #include "trireme/plan/config_internal.h"
 #include "trireme/plan/family_parts.h"

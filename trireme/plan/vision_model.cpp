@@ -130,7 +130,7 @@ class Recorder {
     costs().saved_bytes += static_cast<double>(on_cpu);
     costs().saved_on_gpu.of_image += static_cast<double>(on_gpu);
   }
-  /// Of an activation of so many channels at the size of the moment.
+  /// Bytes of an activation with so many channels at the present size.
   int64_t activation(int64_t channels) const { return element_bytes_ * channels * size_ * size_; }
   void keep(int64_t channels) { keep_bytes(activation(channels)); }
 
@@ -238,7 +238,7 @@ class Recorder {
       conv(block.name + ".downsample.0", block.out, block.in, 1);
       norm(block.name + ".downsample.1", block.out);
     }
-    // Of the last block's output the head needs nothing but the mean.
+    // The head needs only the mean of the last block's output.
     keeps_ = keeps_inside || index + 1 < shape.blocks.size();
     keep(block.out);
     give(block.out * size_ * size_);

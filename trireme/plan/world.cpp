@@ -12,8 +12,8 @@ namespace {
 
 constexpr int64_t kDefaultPort = 29500;  // what torchrun and MPI users know
 
-/// What one launcher's variables say. A claim is made as soon as one variable hints at that launcher, and is
-/// complete when nothing is missing.
+/// The world by one launcher's variables. A claim is made as soon as one variable hints at that launcher, and
+/// is complete when nothing is missing.
 struct Claim {
   WorldSpec spec;
   bool innermost = false;            ///< its variables prove that it started this very process
