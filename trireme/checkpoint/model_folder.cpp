@@ -155,7 +155,7 @@ FileEntry entry_of(const Source& source, const std::string& tensor, const std::s
   return entry;
 }
 
-/// In the order given, so that neighbours stay together.
+/// Splits tensors into files in the order given, so that neighbours stay together.
 std::vector<std::vector<FileEntry>> split(const Source& source, const std::vector<std::string>& tensors,
                                           const ModelFolderOptions& options) {
   std::vector<std::vector<FileEntry>> files(1);

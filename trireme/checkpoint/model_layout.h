@@ -17,7 +17,7 @@ namespace trireme::checkpoint {
 
 inline constexpr const char* kFilesIndex = "model.safetensors.index.json";
 
-/// In the metadata of DCP's files: JSON that says of each entry where its box begins.
+/// Keys in the metadata of DCP's files: JSON that says where the box of each entry begins.
 inline constexpr const char* kDcpBoxes = "DCP_SHARDING_INFO";
 inline constexpr const char* kDcpBoxStart = "saved_offsets";
 

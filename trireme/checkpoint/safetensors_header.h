@@ -40,7 +40,7 @@ std::vector<int64_t> shape_in_file(std::string_view dtype, std::vector<int64_t> 
 /// The other way round. None: "F4" with an odd last dimension.
 std::optional<std::vector<int64_t>> shape_from_file(std::string_view dtype, std::vector<int64_t> shape);
 
-/// In the metadata of a file of a checkpoint of ours, whose pieces nothing but the checkpoint's index proves.
+/// A key in the metadata of our checkpoints' files, whose pieces nothing but the checkpoint's index proves.
 inline constexpr std::string_view kPieceOf = "trireme.piece_of";
 
 /// Parses `json` and checks it against `data_bytes`, the size of what follows: every entry is complete and

@@ -41,7 +41,7 @@ struct Listed {
 /// All checkpoints in `folder` that count, oldest first: by the generation of the run that wrote them, then
 /// by step. Those without a commit come first. One that is removed meanwhile is left out.
 std::vector<Listed> list_checkpoints(const Folder& folder);
-/// Those that were set aside when a run went back to an earlier one, in the same order.
+/// Checkpoints that were set aside when a run went back to an earlier one, in the same order.
 std::vector<Listed> list_undone(const Folder& folder);
 
 /// Whether a save to the folder `path`, which may not be there, was ever committed, be it damaged since. That

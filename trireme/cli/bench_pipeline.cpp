@@ -70,7 +70,8 @@ bool names_preset(const Front& front) {
   return by_key || !front.environment.get("TRIREME__MODEL__PRESET").value_or("").empty();
 }
 
-/// By the keys that name a model alone: those that the bench sets may not fit a model of images.
+/// Refuses models of images by the keys that name a model: others that the bench sets may not fit such a
+/// model.
 void refuse_images(const Front& front) {
   std::vector<std::string> names;
   std::ranges::copy_if(front.overrides, std::back_inserter(names), [](const std::string& text) {

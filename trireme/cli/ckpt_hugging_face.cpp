@@ -44,7 +44,7 @@ std::string name_of(const ImportOptions& options) {
   return fs::weakly_canonical(fs::absolute(options.folder)).filename().string();
 }
 
-/// By the rule for the key `name`.
+/// Checks a name by the rule for the key `name`.
 std::string checked_name(const std::string& name) {
   return plan::load({.path = "", .text = "", .overrides = {"name=" + name}}, Environment()).config.name;
 }

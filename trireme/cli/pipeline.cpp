@@ -72,7 +72,7 @@ Drawn with_head(plan::Schedule schedule, const PipelineOptions& options) {
   return {std::move(spread), std::move(costs)};
 }
 
-/// Also with a hyphen.
+/// Names may have hyphens, too.
 Placement placement_of(std::string word) {
   std::ranges::replace(word, '-', '_');
   return plan::parse<Placement>(word).value_or(Placement::kLoop);

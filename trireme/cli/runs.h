@@ -19,7 +19,7 @@ struct Wanted {
 };
 
 /// The run that `word` names: the path of a run directory, its folder name below `root`, the name it was
-/// given by --name, or "latest". Of several with that name, and of "latest", the newest that has what is
+/// given by --name, or "latest". If several have that name, and for "latest", the newest that has what is
 /// wanted; the log says which newer ones were passed over, and why. One that cannot be read is named, and
 /// keeps nobody from the others. Throws ConfigError, with real folders, when there is none, and when `word`
 /// is empty.

@@ -34,7 +34,7 @@ class StepMemory {
   const plan::HeldBytes& at(int64_t action) const { return held_[static_cast<size_t>(action)]; }
   int64_t total(int64_t action) const { return at(action).total(); }
   int64_t total_after(int64_t action) const { return total(action) - freed_[static_cast<size_t>(action)]; }
-  /// On top of what is kept from step to step.
+  /// Bytes of `roles` on top of those kept from step to step.
   int64_t extra(int64_t action, std::initializer_list<plan::Role> roles) const;
 
  private:

@@ -49,7 +49,7 @@ bool repeats(const Action& first, const Action& later, int64_t actions, int64_t 
   return first.unit != Action::kWholeModel && shifted == later;
 }
 
-/// From `run.begin` on, as often as it goes before `end`. What repeats never holds the peak.
+/// The run with as many repetitions as fit before `end`. The peak is never in a repetition.
 Run extended(const StepProgram& program, Run run, int64_t end, int64_t peak) {
   for (; run.end() + run.period <= end; ++run.times) {
     if (run.end() <= peak && peak < run.end() + run.period) return run;

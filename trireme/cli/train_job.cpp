@@ -113,7 +113,7 @@ class Candidates {
       return false;
     }
     if (!run.has_finished()) {
-      // Behind a newer run that has finished only the very job that is asked for is meant.
+      // If a newer run has finished, only the very job that is asked for is meant.
       if (!finished_.empty() && !is_same_job(run, asked_)) return false;
       if (!finished_.empty())
         log_info("resume  passed over {}, which has finished with another config", finished_);
@@ -165,7 +165,7 @@ void refuse_running(const report::RunDirectory& run) {
   if (const auto process = run.holder()) throw is_running(run, *process);
 }
 
-/// From before this process changes anything in the run until it ends.
+/// The run's lock, held from before this process changes anything in the run until it ends.
 LockFile hold(const report::RunDirectory& run) {
   std::optional<LockFile> lock = run.hold();
   if (!lock) throw is_running(run, run.holder().value_or("unknown"));

@@ -14,8 +14,8 @@ namespace trireme::cli {
 /// The folder of an imported run with the files that came with its weights.
 inline constexpr const char* kImported = "hugging_face";
 
-/// Makes model.weights a path from the root, so that it means the same elsewhere. Of a run, by its folder,
-/// its name or 'latest' among the runs below `root`, it is that of its weights (weights_of_run()), if it has
+/// Makes model.weights a path from the root, so that it means the same elsewhere. A run, named by its folder,
+/// its name or 'latest' among the runs below `root`, stands for its weights (weights_of_run()), if it has
 /// any.
 void settle_weights_path(plan::Config& config, const std::string& root);
 

@@ -84,7 +84,7 @@ constexpr int walkers_for(int64_t packs) {
   return kSms * kMaxThreads / threads_for(packs);
 }
 
-/// By width and dtype alone: whoever sums columns with so many walkers adds in the same order.
+/// Depends on width and dtype alone: whoever sums columns with so many walkers adds in the same order.
 template <typename Scalar>
 constexpr int walkers_of(int64_t width) {
   return walkers_for((width + kFullPack<Scalar> - 1) / kFullPack<Scalar>);

@@ -67,7 +67,7 @@ template <bool kTransposed, int... kRows>
 constexpr std::array<Tile, sizeof...(kRows) + 1> tiles_of(std::integer_sequence<int, kRows...>) {
   return {nullptr, &tile<kRows + 1, kTransposed>...};
 }
-/// By their number of rows.
+/// Tiles by their number of rows.
 using Tiles = std::array<Tile, kTileRows + 1>;
 constexpr auto kUpTo = std::make_integer_sequence<int, kTileRows>();
 constexpr Tiles kPlain = tiles_of<false>(kUpTo), kTransposed = tiles_of<true>(kUpTo);

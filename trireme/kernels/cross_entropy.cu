@@ -263,7 +263,7 @@ struct Part {
   int64_t first;
   float *top, *sum, *target;
 };
-/// With what is known of the whole vocabulary; `scale` is that of the token's loss.
+/// A part whose statistics of the whole vocabulary are known; `scale` is that of the token's loss.
 struct GivenPart {
   int64_t first;
   const float *top, *sum, *scale;

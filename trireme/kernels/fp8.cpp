@@ -138,7 +138,7 @@ void check_part(const at::Tensor& x) {
                 x.numel(), c10::toString(x.scalar_type()), kMultiple);
 }
 
-/// In fp32 and in the order in which the GPU's kernel computes.
+/// The cast on a CPU, in fp32 and in the order in which the GPU's kernel computes.
 Fp8Matrix cast_on_cpu(const at::Tensor& x, const at::Tensor& amax, const Fp8Cast& cast) {
   const Fp8Span span = span_of(cast);
   const at::Tensor counted = at::where(amax < kSmallestAmax, kSmallestAmax, amax).to(at::kFloat);

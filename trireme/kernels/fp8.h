@@ -53,7 +53,8 @@ class Fp8Source {
   Fp8Source(const at::Tensor& x) : x_(x) {}  // NOLINT(google-explicit-constructor): most sources are matrices
   /// SwiGLU of gate_up (rows, 2 * columns), as swiglu_forward() has it.
   static Fp8Source swiglu(const at::Tensor& gate_up);
-  /// Its gradient, for gate_up (rows, columns) and dy (rows, columns / 2), as swiglu_backward() has it.
+  /// The gradient of swiglu(), for gate_up (rows, columns) and dy (rows, columns / 2), as swiglu_backward()
+  /// has it.
   static Fp8Source swiglu_gradient(const at::Tensor& gate_up, const at::Tensor& dy);
 
   int64_t rows() const { return x_.size(0); }

@@ -81,7 +81,8 @@ struct Coefficients {
   float *scale, *slope, *shift;
 };
 
-/// From the sums of the image, whose products become those of the gradient of the weight.
+/// Computes the coefficients from the sums of the image, whose products become those of the weight's
+/// gradient.
 template <typename Scalar, bool kRelu>
 void coefficients(const Coefficients& of_dx, const BackwardImage<Scalar, kRelu>& image, const Scalar* weights,
                   const GroupNormShape& shape) {

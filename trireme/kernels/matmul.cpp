@@ -52,7 +52,7 @@ MatrixView view_of(const cuda::Matrix& matrix) {
   return matrix.transposed ? MatrixView{data, 1, matrix.stride} : MatrixView{data, matrix.stride, 1};
 }
 
-/// By our own kernel, where that is the faster one; else false.
+/// Multiplies by our own kernel where that is the faster one; else returns false.
 bool multiplied(at::Tensor& out, const at::Tensor& a, const at::Tensor& b, const at::Tensor& bias,
                 const at::Tensor& addend) {
   const bool is_fp32 = out.scalar_type() == at::kFloat && a.scalar_type() == at::kFloat;

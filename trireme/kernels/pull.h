@@ -18,7 +18,7 @@ struct PullBox {
   uint64_t done[kPullChannels][kPullBlocks][kPullRanks];   ///< round, by sender
 };
 
-/// In host memory that the GPU can reach.
+/// State of pulls, in host memory that the GPU can reach.
 struct PullState {
   uint32_t stop;       ///< the host sets it: kernels that wait give up
   uint32_t odd_rank;   ///< 1 + a group rank that is in another operation than this rank; 0: none

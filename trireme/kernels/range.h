@@ -10,7 +10,7 @@ namespace trireme::kernels {
 void push_range(const char* name);
 void pop_range();
 
-/// From construction to destruction, on one thread; ranges of a thread nest.
+/// A named range in a trace, from construction to destruction, on one thread; ranges of a thread nest.
 class TraceRange {
  public:
   explicit TraceRange(const std::string& name) : record_(at::RecordScope::USER_SCOPE) {

@@ -18,7 +18,7 @@ inline constexpr int64_t kLanes = 4;
 #endif
 using Vector = float __attribute__((vector_size(kLanes * sizeof(float))));
 
-/// From and to any place of a float.
+/// Loads from any address of a float, and stores to any.
 inline Vector load(const float* from) {
   Vector values;
   std::memcpy(&values, from, sizeof(values));

@@ -41,7 +41,7 @@ class DeferredGradients {
   DeferredGradients& operator=(const DeferredGradients&) = delete;
 
   /// While a Scope lives, backward passes that this thread begins, and those that begin within them, defer to
-  /// `store`, also on a GPU, where autograd has threads of its own. Of nested scopes the innermost counts.
+  /// `store`, also on a GPU, where autograd has threads of its own. If scopes nest, the innermost counts.
   class Scope {
    public:
     explicit Scope(DeferredGradients& store);

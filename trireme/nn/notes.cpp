@@ -7,8 +7,8 @@
 namespace trireme::nn {
 namespace {
 
-/// In the slot of a TensorImpl for backend metadata that no backend here uses, as in lent_gradient.cpp: there
-/// it is of parameters, here of what is computed.
+/// A note in a TensorImpl's slot for backend metadata, which no backend here uses. lent_gradient.cpp uses the
+/// slots of parameters, this file those of computed tensors.
 struct Note : c10::BackendMeta {
   /// A detached copy may be written to without a sign of it here.
   c10::intrusive_ptr<c10::BackendMeta> clone(const c10::intrusive_ptr<c10::BackendMeta>&) const override {

@@ -348,7 +348,7 @@ std::string json_schema();
 /// The rules between fields that load() applies, for a config that a program has changed. Throws ConfigError.
 void check_config(const Config& config);
 
-/// Those of `table` with `word` in their key, in any case and with hyphens for underscores; empty: all.
+/// The fields of `table` with `word` in their key, in any case and with hyphens for underscores; empty: all.
 std::vector<Field> fields_named(std::vector<Field> table, std::string_view word);
 
 /// One line a key of `table`: name, type, default, range or choices, help. For --help and docs.

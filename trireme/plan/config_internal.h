@@ -46,7 +46,7 @@ std::string said(const Origins& origins, const std::string& key, const Value& va
 /// Rules between fields; `config` is complete; `tokenizes` as in ConfigSources. Throws ConfigError naming the
 /// keys, their values and origins.
 void check_config(const Config& config, const Origins& origins, bool tokenizes = true);
-/// Those of runs in stages.
+/// The checks of runs in stages.
 void check_pipeline(const Config& config, const Origins& origins);
 /// The key and value by which ranks have two copies of each stage, one a direction; none: they have not.
 std::optional<std::string> said_two_ways(const Config& config, const Origins& origins);

@@ -58,7 +58,7 @@ class Step {
         spans_(events.size()) {}
 
   std::vector<std::vector<IdleSpan>> run() {
-    // In each rank's own order, and a wait only behind the pass that it waits for.
+    // Events go in each rank's own order, and a wait only behind the pass that it waits for.
     std::vector<size_t> next(events_.size(), 0);
     for (bool moved = true; moved;) {
       moved = false;

@@ -101,7 +101,7 @@ std::vector<ProgramUnit> units_of_images(const std::vector<UnitSpec>& units, con
   return result;
 }
 
-/// By stage, what it gives the next one.
+/// Bytes that each stage sends to the next one.
 std::vector<int64_t> boundaries_of(const Config& config, const ModelFacts& facts, const BatchPlan& batch,
                                    const PipelinePlan& plan) {
   const auto tokens = static_cast<double>(batch.micro_batch * config.data.seq_len);

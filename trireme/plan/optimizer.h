@@ -14,8 +14,8 @@ struct OptimizerRecord {
   OptimizerName name;
   /// Numbers kept for each element of a parameter, zero at first: one tensor a name.
   std::span<const std::string_view> state;
-  /// Those of `state` that are never negative, since they sum squares; formats with few bits keep their
-  /// roots.
+  /// The names in `state` whose numbers are never negative, since they sum squares; formats with few bits
+  /// keep their roots.
   std::span<const std::string_view> squares;
   /// Config keys that it reads and others do not.
   std::span<const std::string_view> keys;

@@ -21,8 +21,8 @@ PassCosts work_of_passes(const PipelinePlan& plan);
 
 /// Where a model of these parts is cut for `schedule`: cuts that balance ranks move, one or two at a time, as
 /// long as the simulated step becomes shorter and no rank gets more work than the busiest had: GPUs at their
-/// power limit slow down when they never idle. Of large schedules as long as it takes no more than about a
-/// tenth of a second. Stages of a model whose head is spread are balanced alone. Throws as split_by_cost().
+/// power limit slow down when they never idle. For large schedules the search ends after about a tenth of a
+/// second. Stages of a model whose head is spread are balanced alone. Throws as split_by_cost().
 StageSplit split_for(const Schedule& schedule, const std::vector<StagePart>& parts,
                      double spread_flops = 0.0);
 

@@ -209,7 +209,7 @@ double peak_bytes(const std::vector<StageEvent>& events) {
   return peak;
 }
 
-/// From when something is made to when it is taken up; the most at once.
+/// Counts things from when they are made to when they are taken up; the most at once.
 class Queue {
  public:
   void add(double made, double taken) {

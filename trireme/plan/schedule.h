@@ -50,7 +50,8 @@ struct Schedule {
   int64_t rank_of(int64_t stage, int64_t micro_batch) const;
   /// The rank of each stage but parts of the head; where two ranks have a copy, the lower one.
   std::vector<int64_t> ranks_of_stages() const;
-  /// Those that `rank` has for any micro-batch, in rising order, its part of a head that is spread included.
+  /// The stages that `rank` has for any micro-batch, in rising order, its part of a head that is spread
+  /// included.
   std::vector<int64_t> stages_of(int64_t rank) const;
   /// Stages whose weights a rank holds, without its part of the head; two copies count twice.
   int64_t stages_per_rank() const {

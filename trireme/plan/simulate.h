@@ -46,7 +46,7 @@ struct Simulation {
   double efficiency() const;
 };
 
-/// By how many bytes a pass changes the activations that its rank holds, once it is over; a forward pass
+/// The bytes by which a pass changes the activations that its rank holds, once it is over; a forward pass
 /// holds its own from its begin.
 double growth(const StagePass& pass, const PassCosts& costs);
 
@@ -56,7 +56,7 @@ double growth(const StagePass& pass, const PassCosts& costs);
 Simulation simulate(const Schedule& schedule, const PassCosts& costs = {});
 
 /// The passes of all ranks on a single one, in the order in which simulate() ends them: a pipeline for study
-/// where there is one device. Of two copies of the model one is left.
+/// where there is one device. If there are two copies of the model, one is left.
 Schedule on_one_rank(const Schedule& schedule);
 
 /// Keeps the order of forward and backward passes, and puts passes for the weights where a rank would wait

@@ -86,13 +86,13 @@ struct UnitRange {
   std::optional<std::pair<int64_t, int64_t>> head_rows = {};
   bool operator==(const UnitRange&) const = default;
 };
-/// Those of a stage; the embedding goes with the first one. Behind the stages come the parts of a head that
-/// is spread, one a rank.
+/// The units of a stage; the embedding goes with the first one. Behind the stages come the parts of a head
+/// that is spread, one a rank.
 UnitRange units_of_stage(const StageSplit& split, int64_t stage);
 /// The units of the engine of a stage: the root, which has no parameters in the middle of a model, and those
-/// in `range`. Of a tied head the last stage has a copy, in its root. Where the head is spread, tied or not,
-/// the final norm is a unit of its own, and each part another one, of rows of the head's weight or of the
-/// embeddings to which that is tied.
+/// in `range`. If the head is tied, the last stage has a copy of the embeddings in its root. Where the head
+/// is spread, tied or not, the final norm is a unit of its own, and each part another one, of rows of the
+/// head's weight or of the embeddings to which that is tied.
 std::vector<UnitSpec> stage_units(const ModelConfig& model, const ModelFacts& facts, UnitRange range);
 
 /// Forward FLOPs for a token of the head's product.

@@ -38,7 +38,7 @@ struct VisionFacts {
 VisionFacts describe(const VisionConfig& model, const PrecisionConfig& precision = {},
                      const MemoryConfig& memory = {});
 
-/// Those of the layers that have parameters in `units`.
+/// The buffers of the layers that have parameters in `units`.
 std::vector<BufferSpec> buffers_of(const VisionConfig& model, std::span<const UnitSpec> units);
 
 /// Throws ConfigError that names the key, its value and what would do: a depth that no network has, sizes

@@ -152,7 +152,7 @@ OrderedJson to_json(const StepUse& use, bool with_causes) {
   return {{"seconds", use.seconds}, {"idle_share", use.idle_share()}, {"ranks", ranks}, {"stages", stages}};
 }
 
-/// In ms.
+/// Bars of passes, in ms.
 std::vector<Bar> bars_of(const Schedule& schedule, const std::vector<StageEvent>& events) {
   std::vector<Bar> bars;
   for (const StageEvent& event : events) {
@@ -267,7 +267,7 @@ class Trace {
                       {"args", {{"bytes", sum}}}});
     }
   }
-  /// From the pass that made a message to the one that needs it.
+  /// Draws arrows from the pass that made a message to the one that needs it.
   void arrows(const StageEvents& events) {
     std::map<std::tuple<plan::Message, int64_t, int64_t>, std::pair<size_t, double>> made;
     const auto each = [&](const auto& edges_of, const auto& use) {

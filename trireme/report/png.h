@@ -10,7 +10,7 @@ namespace trireme::report {
 /// 1 or 3 channels, no pixels, or not as many as its sides say.
 std::string to_png(const Picture& picture);
 
-/// At most `most` pixels wide and high: the mean over squares of pixels, where it is larger.
+/// A picture of at most `most` pixels each way: the mean over squares of pixels, where it is larger.
 Picture shrunk(const Picture& picture, int64_t most);
 
 }  // namespace trireme::report
