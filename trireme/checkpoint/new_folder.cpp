@@ -56,7 +56,7 @@ const std::string& check_free(const std::string& path, bool replaces) {
   return path;
 }
 
-/// errno of giving `from` the name `to`, which must be free; 0: it has it. Not every file system can tell and
+/// Renames `from` to `to`, which must be free; returns errno, or 0. Not every file system can check and
 /// rename at once.
 int rename_to_free(const std::string& from, const std::string& to) {
   if (::renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), RENAME_NOREPLACE) == 0) return 0;

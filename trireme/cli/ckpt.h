@@ -10,8 +10,8 @@ namespace trireme::cli {
 
 struct Front;
 
-/// Throws EnvironmentError when --force would replace at `path` a folder that is neither empty nor an earlier
-/// export, which has safetensors files and the file `beside`, if one is named.
+/// Throws EnvironmentError when --force would replace a folder at `path` that is neither empty nor an earlier
+/// export. An export has safetensors files and, if `beside` names one, that file.
 void check_replaceable(const std::string& path, const std::string& beside = {});
 
 /// import-hf and export-hf.

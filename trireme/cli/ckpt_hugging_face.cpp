@@ -68,7 +68,7 @@ void fill(const report::RunDirectory& run, const std::string& root, plan::Config
   write_file_atomic(run.file("config.yaml"), plan::to_yaml({config, {}}));
 }
 
-/// A run that is there with all its weights or not at all, however this ends.
+/// Makes a run that is there with all its weights or not at all, however this ends.
 report::RunDirectory make_imported(const plan::Config& config, const checkpoint::Source& weights,
                                    const std::string& from, const Front& front) {
   const std::string root = front.runs_root();

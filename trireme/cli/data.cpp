@@ -148,7 +148,7 @@ void add_make(CLI::App& data, Front& front) {
   verb->callback([request, train, &front] {
     front.action = [request, train, &front]() -> int {
       DataOptions& wanted = request->data;
-      // As many as the set has whose files these look like.
+      // By default as many as the real set with files of this format has.
       if (train->count() == 0) wanted.train = wanted.format == "mnist" ? 60000 : 50000;
       if (wanted.path.empty()) wanted.path = "data/digits-" + wanted.format;
       request->verb = "data";

@@ -56,8 +56,8 @@ plan::PassCosts costs_for(const PipelineOptions& options, int64_t stages) {
   return costs;
 }
 
-/// A schedule with the head that was asked for, spread over its ranks, and what its passes take: of three
-/// products of a head two are forward passes.
+/// A schedule with the head that was asked for, spread over its ranks, and the times of its passes: two of a
+/// head's three products are forward passes.
 struct Drawn {
   plan::Schedule schedule;
   plan::PassCosts costs;

@@ -248,8 +248,8 @@ void Attempts::write(const char* problem, std::function<void()> write) {
   }
 }
 
-/// Whether ranks did not go on with the run: it ended before they had taken up its checkpoint, because that
-/// belongs to another config or is damaged, or another process writes to it.
+/// Whether ranks refused to go on with the run: they ended before they had taken up its checkpoint, since
+/// that belongs to another config or is damaged, or another process writes to the run.
 bool Attempts::refused(int code) const {
   const bool takes_up = request_.attempt > 1;  // another command's run
   if (!takes_up || std::ssize(directory_.attempts()) >= attempt_) return false;

@@ -227,7 +227,7 @@ void prepare_torch(Environment& environment, plan::Device device) {
   // A lost peer makes c10d warn with stack traces; our own message says which rank was lost and when.
   if (!environment.get("TORCH_CPP_LOG_LEVEL")) environment.set("TORCH_CPP_LOG_LEVEL", "ERROR");
   if (device != plan::Device::kCuda) {
-    // Above all its levels: the profiler's library calls it an error that there is no GPU.
+    // A level above all of its own: the profiler's library logs as an error that there is no GPU.
     if (!environment.get("KINETO_LOG_LEVEL")) environment.set("KINETO_LOG_LEVEL", "5");
     return;
   }

@@ -5,8 +5,8 @@
 
 namespace trireme::kernels::cuda {
 
-/// Into memory that holds zero or another magnitude, as bits of fp32, among which NaN is the largest. Most
-/// callers see that they have nothing to add.
+/// Raises the magnitude at `to` to `bits`, both as bits of fp32, of which NaN is the largest. Most calls find
+/// it large enough and write nothing.
 __device__ inline void raise(float* to, unsigned bits) {
   if (bits > *reinterpret_cast<volatile unsigned*>(to)) atomicMax(reinterpret_cast<unsigned*>(to), bits);
 }

@@ -17,9 +17,9 @@ struct AttentionGradients {
   at::Tensor query, key, value;  ///< as the inputs
 };
 
-/// How the parts of the gradient of the queries that tiles of keys give are added up. kAny: in fp32, in the
-/// order in which blocks arrive. kFixed: the gradient of the scores lies in memory meanwhile, a part of the
-/// sequences and heads at a time, and that of the queries is a product of its own.
+/// How the queries' gradient is added up over tiles of keys. kAny: in fp32, in the order in which blocks
+/// arrive. kFixed: the gradient of the scores lies in memory, for a part of the sequences and heads at a
+/// time, and the queries' gradient is a product of its own.
 enum class SumOrder { kAny, kFixed };
 
 /// Writes the gradients for d_output (B, H, T, hd), enqueued on the current stream. False, with nothing

@@ -11,7 +11,7 @@ constexpr int kThreads = 256;
 constexpr int kLanes = 8;
 constexpr unsigned kInfinity = 0x7f800000u;
 
-/// kLanes elements as bf16 has them.
+/// kLanes elements, rounded to bf16.
 struct Rounded {
   float values[kLanes];
 

@@ -26,7 +26,7 @@ class PinnedMemory {
 
   void* data() const { return data_; }
   int64_t bytes() const { return bytes_; }
-  /// Why it is ordinary memory instead, for which the host waits while a GPU copies; empty: it is pinned.
+  /// Why the memory could not be pinned, so that the host waits while a GPU copies; empty: it is pinned.
   const std::string& problem() const { return problem_; }
 
  private:

@@ -6,7 +6,7 @@ namespace trireme::kernels {
 /// While a Repeatable(true) lives, every operation of this process repeats its bits, or throws where it
 /// cannot: attention runs backward in a fixed order (nn/attention.h), matrix products always take cuBLASLt's
 /// first algorithm, and torch's own operations are told so (at::Context::setDeterministicAlgorithms, and the
-/// same of cuDNN). For the whole process; ranks that are threads may each hold one. The last one restores
+/// like for cuDNN). For the whole process; ranks that are threads may each hold one. The last one restores
 /// torch's settings.
 class Repeatable {
  public:

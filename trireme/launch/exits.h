@@ -34,7 +34,7 @@ std::string_view meaning(int code);
 /// errors but kCommunication.
 bool explains_itself(const RankExit& exit);
 
-/// The rank failed because another one did, or did not come.
+/// Whether the rank failed because another one did, or did not come.
 bool lost_a_peer(const RankExit& exit);
 
 /// A state letter of /proc in words, for a process that was killed: "it had been stopped by a signal".

@@ -164,7 +164,7 @@ class Fp8Head final : public Head {
   }
 
  private:
-  /// As fp8_amax() would find it, were every row and column to have the largest.
+  /// The result of fp8_amax() as if every row and column had the largest gradient.
   at::Tensor amax_of_gradients(const at::Tensor& scores) const {
     if (recipe_.scaling == Fp8Scaling::kBlock) return {};
     return at::full({scores.size(0) + scores.size(1)}, scale(), scores.options().dtype(at::kFloat));

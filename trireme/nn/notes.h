@@ -29,8 +29,8 @@ at::Tensor noted_amax(const at::Tensor& tensor, const std::optional<Fp8Recipe>& 
 void ask_for_gradient_sums(const at::Tensor& output);
 bool asks_for_gradient_sums(const at::Tensor& input);
 
-/// (width of `gradient`) fp32 for the kernel that writes `gradient` to fill. Undefined where nobody asks,
-/// where there are no rows, and on a CPU, whose kernels do not look.
+/// Memory (width of `gradient`), fp32, that the kernel which writes `gradient` fills with its sums. Undefined
+/// where nobody asks, where there are no rows, and on a CPU, whose kernels do not look.
 at::Tensor sums_to_fill(const at::Tensor& gradient, bool asked);
 
 /// `sums` are those over the columns of what `tensor` holds now; undefined: they are not known.

@@ -31,7 +31,7 @@ at::Tensor stats_of(const at::Tensor& message) {
   return numbers.narrow(1, numbers.size(1) - kStats, kStats);
 }
 
-/// Where targets are in a part of `rows` rows from `first` on.
+/// The places of targets in a part of `rows` rows from `first` on.
 struct Place {
   at::Tensor here;  ///< (N) bool
   at::Tensor row;   ///< (N, 1) int64; 0 where it is elsewhere

@@ -119,8 +119,8 @@ template <>
 inline constexpr auto kNames<Sharding> = std::to_array<std::string_view>(
     {"auto", "full_shard", "shard_grad_op", "no_shard", "hybrid_shard", "hybrid_shard_zero2"});
 
-/// When gradients of micro-batches are reduced. Once a step keeps whole gradients between micro-batches
-/// (fp32); after every one keeps only what the policy says, for a reduction each.
+/// When gradients are reduced. kOncePerStep keeps whole gradients between micro-batches (fp32);
+/// kEveryMicroBatch keeps only what the policy says, for one reduction each.
 enum class ReduceWhen { kOncePerStep, kEveryMicroBatch };
 template <>
 inline constexpr auto kNames<ReduceWhen> = std::to_array<std::string_view>({"once", "every_micro_batch"});

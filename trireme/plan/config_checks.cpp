@@ -91,7 +91,7 @@ class Checker {
     }
   }
 
-  /// Shapes and devices are looked at where a run may go on without (plan/fp8.h).
+  /// Shapes and devices are checked elsewhere, since a run may go on without FP8 (plan/fp8.h).
   void check_fp8() const {
     const PrecisionConfig& precision = config_.precision;
     const Fp8Config& fp8 = precision.fp8;

@@ -48,7 +48,7 @@ struct ModelFamilyRecord {
   /// attention (its output and an fp32 log-sum-exp a head): as many elements as linears() take and make, and
   /// what attention and dropout keep beside.
   int64_t (*saved_bytes)(const ModelConfig& model, int64_t element_bytes);
-  /// How much less with memory.recompute=cheap: what linears() take, but for attention's output; null:
+  /// The bytes that memory.recompute=cheap saves: inputs of linears(), but for attention's output; null:
   /// nothing in a block is cheap to compute again.
   int64_t (*cheap_bytes)(const ModelConfig& model, int64_t element_bytes);
 

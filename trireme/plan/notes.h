@@ -7,7 +7,7 @@
 
 namespace trireme::plan {
 
-/// A sentence each, for people, of a config as it was given; `device` is kCpu or kCuda.
+/// Notes for people on a config as it was given, a sentence each; `device` is kCpu or kCuda.
 std::vector<std::string> notes(const Config& config, Device device);
 
 }  // namespace trireme::plan

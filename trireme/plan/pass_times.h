@@ -21,7 +21,7 @@ bool fits(double bytes, const PassCosts& costs);
 /// Throws ConfigError unless there is one cost for all stages, or one each.
 void check_lengths(const Schedule& schedule, const PassCosts& costs);
 
-/// When what passes wait for is there: ends of forward and backward passes by stage and micro-batch.
+/// When the inputs of passes are there: ends of forward and backward passes by stage and micro-batch.
 class Progress {
  public:
   Progress(const Schedule& schedule, const PassCosts& costs)

@@ -53,8 +53,8 @@ Schedule schedule_of(const Config& config, int64_t micro_batches) {
   return schedule;
 }
 
-/// Rings add up the elements of a buffer in an order that depends on their place in it, and copies of tied
-/// embeddings have other places than the embeddings.
+/// Rings add up an element in an order that depends on its place in the buffer, and copies of tied embeddings
+/// have other places than the embeddings.
 void check_copies(const Config& config, const BatchPlan& batch) {
   if (!config.model.tie_embeddings || config.parallel.pp == 1) return;
   if (!keeps_copies_equal(config.parallel.comm_hook)) {

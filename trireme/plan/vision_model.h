@@ -45,9 +45,9 @@ std::vector<BufferSpec> buffers_of(const VisionConfig& model, std::span<const Un
 /// below 1, images too small for the model, groups that do not divide the channels.
 void check(const VisionConfig& model);
 
-/// `model`, whose family reads images, with the fields that a model of text has as they are of this one: as
-/// many layers as it has blocks between stem and head, the head's features as its width, classes as its
-/// vocabulary, sequences of one. Throws ConfigError as check().
+/// `model`, whose family reads images, with the fields of a text model filled in: its blocks between stem and
+/// head as layers, the head's features as width, classes as vocabulary, sequences of one. Throws ConfigError
+/// as check().
 ModelConfig complete_vision(ModelConfig model);
 
 /// The channels and strides of a residual network, from which the record and the module are made.

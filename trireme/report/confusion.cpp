@@ -23,8 +23,8 @@ constexpr size_t kListed = 8;  ///< classes and pairs in the lists below
 using Rgb = std::array<uint8_t, 3>;
 constexpr Rgb kRight = {0x00, 0x5f, 0xa8}, kWrong = {0xc8, 0x4b, 0x00}, kNone = {0xf1, 0xf3, 0xf6};
 
-/// Right ones by their share; of wrong ones small shares can be seen, too, in cells of a pixel by a colour
-/// that begins with `least`.
+/// The colour of a cell. A right one grows darker with its share; a wrong one begins at `least`, so that
+/// small shares show in cells of one pixel, too.
 Rgb colour_of(double share, bool right, double least) {
   if (share <= 0.0) return kNone;
   const double depth = right ? 0.08 + 0.92 * share : least + (1.0 - least) * std::sqrt(share);

@@ -27,7 +27,7 @@ struct Bin {
   double x() const { return 0.5 * (first + last); }
 };
 
-/// A bin for each point, or where there are more than `most` at most that many, over equal parts of x.
+/// A bin for each point; if there are more than `most` points, at most `most` bins over equal parts of x.
 std::vector<Bin> bins_of(const Curve& curve, size_t most);
 
 /// The value below which a share of `values` lies (0.5: the median), interpolated between neighbours; none

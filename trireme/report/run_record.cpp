@@ -175,7 +175,7 @@ class RunReader {
     return fs::exists(run_.file(name), ignored);
   }
 
-  /// Empty where there is none.
+  /// The text of a file of the run; empty where there is none.
   std::string text_of(const std::string& name) {
     if (!has(name)) return {};
     try {

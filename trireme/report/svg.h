@@ -32,7 +32,7 @@ Markup svg_rect(double x, double y, double width, double height, std::string_vie
 /// The picture in this place, as large as fits without distortion. Pixels stay squares where it grows.
 Markup svg_image(double x, double y, double width, double height, const Picture& picture);
 
-/// Points that `text` takes at most, nearly, in the font of svg_document().
+/// The most points, nearly, that `text` takes in the font of svg_document().
 double svg_width(std::string_view text, double size);
 /// The beginning of `text` with "..." where it is wider than `width` points.
 std::string fitted(const std::string& text, double width, double size);

@@ -1,6 +1,6 @@
 #pragma once
 // Ten digits rendered from fonts, in the files of CIFAR-10 or MNIST: images that train anywhere, for whoever
-// has none yet. Not the sets whose form they have.
+// has none yet. They have the form of those sets and none of their images.
 #include <cstdint>
 #include <functional>
 #include <memory>

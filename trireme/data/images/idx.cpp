@@ -100,7 +100,8 @@ class IdxSet : public ImageSet {
   const IdxFile images_;
 };
 
-/// As MNIST's own site named it, as some unpackers do, packed or not; empty: not there.
+/// The path of the file, named as on MNIST's own site or as by some unpackers, packed or not; empty: not
+/// there.
 std::string find_idx(const std::string& folder, const std::string& split, const std::string& what,
                      int64_t dims) {
   for (const char* dot : {"-", "."}) {

@@ -27,7 +27,7 @@ Image decode_png(std::span<const std::byte> bytes, const DecodeOptions& options)
   if (static_cast<int64_t>(png.state.width) * png.state.height > kMostPixels) {
     throw BrokenImage(fmt::format("{} x {} pixels are too many", png.state.width, png.state.height));
   }
-  // As of 8 bits: libpng takes 16 bits without a word about gamma to be linear light.
+  // Treats 16 bits as 8 bits: without a gamma in the file libpng would take 16 bits for linear light.
   png.state.flags |= PNG_IMAGE_FLAG_16BIT_sRGB;
   // With transparency, so that it is dropped here and not mixed with a background by libpng.
   png.state.format = PNG_FORMAT_RGBA;
