@@ -12,7 +12,7 @@
 namespace trireme {
 namespace {
 
-/// A pipe of that name must keep nobody waiting.
+/// O_NONBLOCK: if the name is a pipe, opening it must not wait.
 constexpr int kOpen = O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK;
 
 std::string text_in(const Descriptor& file) {

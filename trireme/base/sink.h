@@ -63,7 +63,7 @@ struct RunCost {
   int64_t predicted_gathered_bytes = 0;  ///< whole parameters and gradients of units in flight
   int64_t baseline_bytes = 0;            ///< resident before there was a model; 0 on a GPU
   int64_t predicted_peak_bytes = 0;      ///< for RunSummary::peak_bytes
-  /// As in the StepRecord of the last step.
+  /// The times of the last step, as its StepRecord has them.
   std::optional<double> communication_ms = {}, exposed_ms = {};
 };
 

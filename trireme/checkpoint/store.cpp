@@ -83,14 +83,14 @@ StoredFile stored(const std::string& name, std::string_view content) {
   return {.name = name, .bytes = bytes, .header_bytes = bytes, .header_digest = xxh3(content)};
 }
 
-/// As the name of a checkpoint says.
+/// The step in the name of a checkpoint.
 int64_t step_of(const std::string& name) {
   int64_t step = 0;
   std::from_chars(name.data() + kPrefix.size(), name.data() + name.size(), step);
   return step;
 }
 
-/// None: it was removed meanwhile.
+/// The entry of a checkpoint; none: it was removed meanwhile.
 std::optional<Listed> listed(const Folder& folder, const std::string& name) {
   Listed entry{.name = name, .step = step_of(name), .commit = {}, .problem = {}};
   try {

@@ -26,7 +26,7 @@ class Unfinished {
   int descriptor() const { return opened_.get(); }
   /// Whether neither keep() nor remove() was called.
   bool is_there() const { return static_cast<bool>(opened_); }
-  /// It has another name by now.
+  /// Gives up the ownership of a file that has another name by now.
   void keep() { opened_.close(); }
   /// Removes it with all that is in it, as far as the disk lets it.
   void remove();

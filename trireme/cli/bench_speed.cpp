@@ -76,7 +76,7 @@ BenchRun run_of(const SpeedCase& one, const SpeedOptions& options, int64_t round
   return run;
 }
 
-/// As the first round has them.
+/// The runs of the first round.
 std::vector<BenchRun> runs_of(const std::vector<SpeedCase>& cases, const SpeedOptions& options) {
   std::vector<BenchRun> runs;
   for (const SpeedCase& one : cases) runs.push_back(run_of(one, options, 1));

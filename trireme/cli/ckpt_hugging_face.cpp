@@ -126,7 +126,7 @@ struct DtypeWords {
 constexpr DtypeWords kDtypes[] = {
     {"fp32", "F32", "float32"}, {"bf16", "BF16", "bfloat16"}, {"fp16", "F16", "float16"}};
 
-/// As safetensors has it.
+/// The name of the dtype in safetensors.
 std::string stored_dtype(const std::string& word) {
   if (word.empty()) return {};
   std::vector<std::string> words;

@@ -129,7 +129,8 @@ std::vector<ToyPipelineMode> modes_of(const LabOptions& options, ScheduleName sc
   return modes;
 }
 
-/// Hidden layers, of which every stage has one, but for the last, whose layer goes back to the features.
+/// The number of hidden layers: at least one for each stage but the last, whose layer goes back to the
+/// features.
 int64_t depth_of(const LabOptions& options, const plan::Schedule& schedule) {
   const int64_t least = schedule.stages - 1, usual = ToyPipelineOptions{}.depth;
   if (options.depth.value_or(least) >= least) return options.depth.value_or(std::max(usual, least));

@@ -28,7 +28,7 @@ class ProgramUsage final : public CLI::Formatter {
   }
 };
 
-/// As a shell finds it: a path, or a name in PATH.
+/// The program as a shell finds it: a path, or a name in PATH.
 std::string program_path(const std::string& word, const Environment& environment) {
   const auto runs = [](const std::filesystem::path& path) {
     std::error_code error;

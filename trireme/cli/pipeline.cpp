@@ -243,8 +243,8 @@ Json to_json(const plan::StageSplit& split, const std::vector<plan::StagePart>& 
   return {{"stages", stages}, {"efficiency_1f1b", efficiency_of(split, micro_batches)}};
 }
 
-/// `of_head` are the parameters of a head that is spread, of which each stage's rank has a share, or where it
-/// is tied a copy of that.
+/// `of_head`: the parameters of a head that is spread. Each stage's rank has a share of them, or a copy of
+/// its share where the head is tied.
 void print_split(std::string_view title, const plan::StageSplit& split,
                  const std::vector<plan::StagePart>& parts, int64_t of_head, int64_t micro_batches) {
   const auto count = static_cast<double>(split.flops.size());

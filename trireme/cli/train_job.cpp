@@ -241,7 +241,7 @@ void prepare_torch(Environment& environment, plan::Device device) {
 /// first, since they know what they waited in.
 constexpr double kBeyondRanks_s = 10.0;
 
-/// Nothing that such workers have begun is worth waiting for.
+/// Short, since no work that such workers have begun is worth waiting for.
 constexpr double kStopSeconds = 3.0;
 
 int run_workers(const Request& request, Environment environment, plan::Device device, int64_t ranks) {

@@ -20,8 +20,7 @@ inline constexpr const char* kImported = "hugging_face";
 void settle_weights_path(plan::Config& config, const std::string& root);
 
 /// Throws ConfigError when a new run's model.weights is not there or is of another model, DataError when a
-/// folder that says which model it has does not hold the weights of that. A run that goes on does not need
-/// them.
+/// folder names its model and does not hold the weights of it. A run that goes on does not need them.
 void check_weights(const std::optional<ResumePoint>& resume, const plan::Config& config);
 
 /// Where weights are, and what model they are of.

@@ -328,7 +328,7 @@ struct Binding {
 
 class Plan {
  public:
-  /// Nothing where no engine takes the graph.
+  /// Makes a plan; nullptr where no engine takes the graph.
   static std::unique_ptr<Plan> make(const Problem& problem, cudnnHandle_t handle) try {
     auto plan = std::unique_ptr<Plan>(new Plan(problem));
     plan->whole_.set(CUDNN_ATTR_OPERATIONGRAPH_OPS, CUDNN_TYPE_BACKEND_DESCRIPTOR, plan->graph_.operations())

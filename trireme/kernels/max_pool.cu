@@ -99,7 +99,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// Blocks of a plane by images, of which the grid's second side takes no more than this.
+// A grid of the blocks of a plane by images; its second side cannot be longer than kLongest.
 dim3 grid_for(int64_t packs_of_plane, int64_t images) {
   constexpr int64_t kLongest = 65535;
   return {static_cast<unsigned>((packs_of_plane + kThreads - 1) / kThreads),

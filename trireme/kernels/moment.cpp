@@ -63,7 +63,7 @@ Moment Moment::part(int64_t begin, int64_t end) const {
 
 at::Tensor Moment::read() const {
   if (format_ != MomentFormat::kInt8) return values_.to(at::kFloat);
-  // As from_moment_int8().
+  // The arithmetic of from_moment_int8().
   const at::Tensor exponent = exponents_.to(at::kInt);
   const at::Tensor unit =
       at::where(exponent == static_cast<int64_t>(detail::kNotFinite), std::nan(""), powers(exponent - 6));
@@ -78,7 +78,7 @@ void Moment::write(const at::Tensor& values) const {
     return;
   }
   const at::Tensor roots = in_blocks(kind_ == MomentKind::kSquares ? values.sqrt() : values);
-  // As exponent_of() and to_moment_int8(), but for the rounding.
+  // The arithmetic of exponent_of() and to_moment_int8(), but for the rounding.
   const at::Tensor most = roots.abs().amax(1).contiguous().view(at::kInt);
   const at::Tensor exponent =
       at::where(most >= static_cast<int64_t>(detail::kInfinityBits), static_cast<int64_t>(detail::kNotFinite),

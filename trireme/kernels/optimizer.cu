@@ -210,7 +210,7 @@ __device__ void store_block(Scalar* to, const float (&values)[kBlock], int count
   }
 }
 
-/// As integers of a block's size, or one by one.
+/// Loads a block as integers of its size, or one by one.
 template <bool kWhole, typename Integer>
 __device__ void load_bits(Integer (&out)[kBlock], const Integer* from, int count) {
   if constexpr (kWhole) {

@@ -59,7 +59,7 @@ struct alignas(sizeof(Scalar) * kLanes) Pack {
   Scalar lanes[kLanes];
 
   __device__ void load(const Scalar* from) { *this = *reinterpret_cast<const Pack*>(from); }
-  /// As an integer: the compiler may split the assignment of a structure into its members.
+  /// Stores the pack as an integer: the compiler may split the assignment of a structure into its members.
   __device__ void store(Scalar* to) const {
     if constexpr (sizeof(Pack) == 16) {
       uint64_t halves[2];

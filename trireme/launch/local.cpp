@@ -40,7 +40,7 @@ Descriptor terminal_of(int fd) {
   return ::isatty(fd) == 0 ? Descriptor() : Descriptor(::fcntl(fd, F_DUPFD_CLOEXEC, 3));
 }
 
-/// Without it a crash is told in fewer words.
+/// The ranks' flight records. Without them a crash report says less.
 std::optional<FlightRecord> make_flights(int64_t ranks) {
   try {
     return FlightRecord::make(ranks);

@@ -66,7 +66,7 @@ struct Entry {
   KeptFactor input, dy;
 };
 
-/// As autograd does with what a function reports.
+/// Adds the gradient that a function reports to the parameter, as autograd does.
 void add_gradient(const at::Tensor& param, const at::Tensor& reported) {
   if (!reported.defined()) return;
   if (at::Tensor grad = gradient_to_add_to(param); grad.defined()) {

@@ -181,8 +181,8 @@ Totals totals_of(const at::Tensor& stats, const at::Tensor& targets) {
   return totals;
 }
 
-/// The gradient (n, width) of the input: of each message what it has of the others times factors (parts, n),
-/// and the target's row times of_target (n); 0 where scale (n) is, whatever the logits are.
+/// The gradient (n, width) of the input, a sum over messages: the first `width` columns times factors (parts,
+/// n), and the rest, the target's row, times of_target (n). 0 where scale (n) is, whatever the logits are.
 at::Tensor added_up(const std::vector<at::Tensor>& messages, const at::Tensor& factors,
                     const at::Tensor& of_target, const at::Tensor& scale, int64_t width) {
   const at::Tensor& one = messages.front();

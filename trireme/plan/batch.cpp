@@ -49,7 +49,7 @@ int64_t micro_batches_for(int64_t per_rank, int64_t pp) {
   return best;
 }
 
-/// As the pipeline's keys have it; 0: they say nothing, or there is no pipeline.
+/// The number that the pipeline's keys ask for; 0: they name none, or there is no pipeline.
 int64_t micro_batches_wanted(const Config& config, int64_t pp) {
   const int64_t wanted = pp > 1 ? config.pipeline.micro_batches : 0;
   if (pp == 1 || config.pipeline.file.empty()) return wanted;

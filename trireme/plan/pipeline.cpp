@@ -17,7 +17,7 @@ constexpr size_t kMostBytes = size_t{16} << 20;  ///< of a schedule's file
 /// When a model is cut: about a tenth of a second.
 constexpr int64_t kMostSimulatedPasses = 1'000'000;
 
-/// Before a schedule of that size is made.
+/// Checks the number of stages before a schedule of that size is made.
 void check_stages(const Config& config, int64_t stages) {
   const bool spread = config.pipeline.spread_head;
   if (stages <= config.model.n_layers + (spread ? 0 : 1)) return;

@@ -54,14 +54,14 @@ struct StageSplit {
   /// The share of all work in each stage.
   std::vector<double> shares() const;
 };
-/// That begins its stages with these parts, one more than there are stages.
+/// The split whose stages begin with the parts `first`, one more than there are stages.
 StageSplit cut_at(std::vector<int64_t> first, const std::vector<StagePart>& parts, double spread_flops);
 
 /// Cuts where the stage with most work has least of it. With `ranks`, the rank of each stage, where the rank
 /// that has most work has least of it. Throws ConfigError when there are more stages than parts.
 StageSplit split_by_cost(const std::vector<StagePart>& parts, int64_t stages, double spread_flops = 0.0,
                          const std::vector<int64_t>& ranks = {});
-/// As many blocks in each stage as in the others, or one more, and the head with the last.
+/// The split with equal numbers of blocks in all stages, or one more in some, and the head with the last.
 StageSplit split_evenly(const std::vector<StagePart>& parts, int64_t stages, double spread_flops = 0.0);
 
 /// So many blocks in each stage; the head goes with the last one, which alone may have none. Throws
@@ -69,10 +69,10 @@ StageSplit split_evenly(const std::vector<StagePart>& parts, int64_t stages, dou
 StageSplit split_by_blocks(const std::vector<StagePart>& parts, const std::vector<int64_t>& blocks,
                            double spread_flops = 0.0);
 
-/// Rows of a vocabulary for each of `ranks`, as StageSplit::head_rows has them: as many, up to one, or where
-/// that is less than a sixteenth, to the next multiple of 64, which GPUs multiply faster. Rows have `width`
-/// elements, of which each rank's begin at a multiple of 8, where optimizers round blocks of state in few
-/// bits. Throws ConfigError for fewer rows than ranks can share so.
+/// Shares the rows of a vocabulary among `ranks`, as StageSplit::head_rows has them: equally, in multiples of
+/// 64 rows, which GPUs multiply faster, if 64 is at most a sixteenth of a rank's rows. Rows have `width`
+/// elements, and each rank's begin at a multiple of 8 elements, since optimizers round state in few bits by
+/// blocks. Throws ConfigError for fewer rows than ranks can share so.
 std::vector<int64_t> share_rows(int64_t vocab_size, int64_t ranks, int64_t width = 8);
 
 /// Units of nn::Model::units(), from what comes before the blocks, 0, over the blocks to the head.

@@ -143,8 +143,9 @@ class Recorder {
     return stays_channels_last() && channels * element_bytes_ % 16 == 0;
   }
 
-  /// Behind the stem's norm, a ReLU and a maximum over 3x3, with the place of each maximum. Our kernel needs
-  /// a byte for that and not its input, and our batch norm sees from its own where ReLU let values pass.
+  /// Behind the stem's norm, a ReLU and a maximum over 3x3, with the place of each maximum. Our kernel keeps
+  /// a byte for each place and not its input, and our batch norm sees from its own input where ReLU let
+  /// values pass.
   void pooled_relu() {
     const int64_t width = model_.width, relu = activation(width);
     const bool kernels = has_kernels(width), batch_norm = model_.norm == ImageNorm::kBatch;

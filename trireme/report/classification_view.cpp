@@ -10,7 +10,7 @@ namespace {
 
 using OrderedJson = nlohmann::ordered_json;
 
-/// As metrics.jsonl has what is no number for JSON.
+/// The loss in JSON, with the text of metrics.jsonl where it is not finite.
 OrderedJson loss_json(double loss) {
   return std::isfinite(loss) ? OrderedJson(loss) : OrderedJson("Infinity");
 }

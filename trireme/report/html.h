@@ -1,5 +1,5 @@
 #pragma once
-// HTML whose text cannot be markup: what is not escaped has another type than what is.
+// HTML whose text cannot be markup: escaped and unescaped text have different types.
 #include <concepts>
 #include <initializer_list>
 #include <string>

@@ -17,7 +17,7 @@ std::string whole_page(const std::string& title, const Markup& body);
 /// The style of whole_page().
 std::string_view page_style();
 
-/// Empty where `content` is.
+/// A section of a page; empty where `content` is.
 Markup section(const std::string& title, const Markup& content);
 /// A paragraph in small print; empty where `note` is.
 Markup note_below_title(const std::string& note);

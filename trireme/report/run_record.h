@@ -24,7 +24,7 @@ struct Metrics {
   int64_t made_again = 0;           ///< steps of which only the later record counts
   bool ends_inside_a_line = false;  ///< the last line has no end: a process is writing it, or was killed
 
-  /// Empty where there is none.
+  /// The curve of a key; empty where there is none.
   const Curve& curve(const std::string& key) const;
 };
 

@@ -126,7 +126,7 @@ std::shared_ptr<IdxSet> open_split(const std::string& folder, const std::string&
   return std::make_shared<IdxSet>(read_idx(images, 3), read_idx(labels, 1), classes);
 }
 
-/// As in letters of EMNIST, whose labels begin at 1, and in parts of a set.
+/// Notes on classes without images: EMNIST's letters have them, whose labels begin at 1, and parts of a set.
 std::vector<std::string> notes_of(const IdxSet& train, const std::string& folder) {
   std::vector<std::string> absent = train.empty_classes();
   if (absent.empty()) return {};

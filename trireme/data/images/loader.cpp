@@ -286,7 +286,7 @@ class ImageLoader::Impl {
     }
   }
 
-  /// None: it is over.
+  /// The number of the next micro-batch to make; none: loading ends.
   std::optional<int64_t> begin_next(const std::stop_token& stop) {
     std::unique_lock lock(mutex_);
     const bool goes_on = changed_.wait(lock, stop, [this] { return begun_ - taken_ < options_.prefetch; });
