@@ -35,7 +35,7 @@ std::string saved(const CostRow& row, const std::vector<CostRow>& rows) {
                      100.0 * (1.0 - static_cast<double>(total(row)) / static_cast<double>(total(*ddp))));
 }
 
-/// The share of communication that ran behind computation.
+/// The share of communication that overlapped with computation.
 std::string hidden(const RunCost& cost) {
   if (cost.communication_ms.value_or(0.0) <= 0.0 || !cost.exposed_ms) return kNothing;
   return fmt::format("{:.0f}%", 100.0 * (1.0 - *cost.exposed_ms / *cost.communication_ms));

@@ -20,7 +20,7 @@ struct CostRow {
 /// below says when steps were too few to tell how long one takes. Bytes are of rank 0 but for "peak", the
 /// largest rank's. "saved" compares state bytes with the row "ddp", measured ones where both are; "gathered"
 /// is what units in flight hold of whole parameters and gradients, "baseline" what the process took before
-/// there was a model, "hidden" the share of communication that ran behind computation.
+/// there was a model, "hidden" the share of communication that overlapped with computation.
 std::string cost_table(const std::vector<CostRow>& rows, int64_t columns = 0);
 
 /// The measured row of a finished run. Throws DataError when summary.json is missing or of another version.
