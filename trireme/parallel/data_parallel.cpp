@@ -35,7 +35,7 @@ void DataParallel::begin_forward() {
   notice_update();
   take_writes();
   current_.clear();
-  executor_.begin_forward(trains());
+  executor_.begin_forward(programs_.forward(trains()), trains());
   if (use_from_ != UseFrom::kOperators) return;
   executor_.enter_forward(0);  // modules that read memory past the dispatcher announce nothing
   current_ = {0};
@@ -117,7 +117,7 @@ void DataParallel::use_units(const std::vector<size_t>& units, nn::Nesting nesti
     return std::ranges::find(some, unit) != some.end();
   };
   if (current_.empty() || (trains() && !executor_.trains())) {
-    executor_.begin_forward(trains());
+    executor_.begin_forward(programs_.forward(trains()), trains());
     current_.clear();
   } else if (nesting == nn::Nesting::kOuter) {
     for (const size_t unit : std::exchange(current_, {})) {
@@ -223,7 +223,7 @@ double DataParallel::begin_micro_batch(double weight, at::ScalarType loss) {
         "engine->accumulate(loss) for every micro-batch but the last",
         mesh_.world->rank());
   }
-  if (completion_.follow_freezing()) executor_.follow_freezing();
+  if (completion_.follow_freezing()) programs_.follow_freezing();
   completion_.begin();
   current_.clear();
   return mean_.add(weight, loss);
@@ -269,11 +269,12 @@ void DataParallel::in_backward(const Body& body) {
 void DataParallel::differentiate(const at::Tensor& output, const at::Tensor& grad_output, bool last) {
   in_backward([&] {
     begin_sums(last);
-    executor_.begin_backward(last);
+    executor_.begin_backward(programs_.backward(last), last);
     output.backward(grad_output);
     end_backward_range();
     if (last && options_.unused == Unused::kError) completion_.check_all_used(mesh_.world->rank());
     executor_.end_backward();
+    programs_.follow(executor_.seen());
     if (last) finish_step();
   });
 }
@@ -282,7 +283,7 @@ void DataParallel::accumulate_deferred(const std::function<void()>& compute) {
   begin_micro_batch(0.0);
   const at::NoGradGuard no_grad;
   in_backward([&] {
-    executor_.begin_backward(/*last=*/false);
+    executor_.begin_backward(programs_.backward_weight(), /*last=*/false);
     for (const auto& unit : units_) unit->prepare_gradients();
     compute();
     for (const auto& unit : units_) {
@@ -291,7 +292,7 @@ void DataParallel::accumulate_deferred(const std::function<void()>& compute) {
         unit->take_gradient(i);
       }
     }
-    executor_.end_without_units();
+    executor_.end_backward();
   });
 }
 
@@ -301,8 +302,8 @@ void DataParallel::reduce_accumulated() {
   in_backward([&] {
     if (options_.unused == Unused::kError) completion_.check_all_used(mesh_.world->rank());
     begin_sums(/*last=*/true);
-    executor_.begin_backward(/*last=*/true);
-    executor_.end_without_units();
+    executor_.begin_backward(programs_.reduce(), /*last=*/true);
+    executor_.end_backward();
     complete_gradient();
   });
 }
@@ -346,12 +347,12 @@ void DataParallel::agree_on_order() {
   mesh_.dp->broadcast(shared, 0);
   const at::Tensor host = shared.cpu();
   const auto* const first = host.const_data_ptr<int64_t>();
-  executor_.set_reductions({first, first + host.numel()});
+  programs_.set_reductions({first, first + host.numel()});
 }
 
 void DataParallel::shadow_micro_batch(bool last_micro_batch) {
-  if (completion_.follow_freezing()) executor_.follow_freezing();
-  TRIREME_CHECK(order_agreed_ && executor_.can_replay(),
+  if (completion_.follow_freezing()) programs_.follow_freezing();
+  TRIREME_CHECK(order_agreed_ && programs_.recorded(),
                 "[parallel.shadow_micro_batch] rank {} has not run a step whose collectives it could repeat, "
                 "or not since parameters were frozen or unfrozen; give every rank at least one batch",
                 mesh_.world->rank());
@@ -359,7 +360,8 @@ void DataParallel::shadow_micro_batch(bool last_micro_batch) {
   const at::NoGradGuard no_grad;
   in_backward([&] {
     begin_sums(last_micro_batch);
-    executor_.replay(last_micro_batch);
+    const Turn forward = programs_.forward(/*trains=*/true);
+    executor_.replay(forward, programs_.backward(last_micro_batch), last_micro_batch);
     if (last_micro_batch) complete_gradient();
   });
 }

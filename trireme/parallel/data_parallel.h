@@ -21,6 +21,7 @@
 #include "trireme/comm/mesh.h"
 #include "trireme/nn/torch_internals.h"
 #include "trireme/parallel/completion.h"
+#include "trireme/parallel/engine_programs.h"
 #include "trireme/parallel/evaluation.h"
 #include "trireme/parallel/executor.h"
 #include "trireme/parallel/flat_unit.h"
@@ -287,7 +288,7 @@ class DataParallel {
   /// Reductions that this rank has begun, one a unit.
   int64_t reductions() const { return executor_.reductions(); }
   /// What this rank does in a step of two micro-batches: the plan at first, then what the module did last.
-  const plan::StepProgram& program() const { return executor_.program(); }
+  const plan::StepProgram& program() const { return programs_.step(); }
   /// This rank's index among the ranks that hold the same part of parameters and optimizer state, and their
   /// count.
   struct Replica {
@@ -376,6 +377,7 @@ class DataParallel {
   std::map<std::string, std::string> aliases_;
   std::vector<std::unique_ptr<FlatUnit>> units_;
   std::vector<const FlatUnit*> views_;  ///< of units_
+  EnginePrograms programs_;
   Executor executor_;
   Completion completion_;
   GradientMean mean_;

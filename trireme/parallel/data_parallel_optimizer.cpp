@@ -11,7 +11,7 @@ namespace trireme::parallel {
 
 std::vector<optim::FlatParam> DataParallel::optimizer_params(const GroupRule& rule) {
   group_rule_ = rule;
-  if (completion_.follow_freezing()) executor_.follow_freezing();
+  if (completion_.follow_freezing()) programs_.follow_freezing();
   optimized_ = updated_ = completion_.trainable();
   std::vector<optim::FlatParam> params;
   for (const auto& unit : units_) params.push_back(unit->optimizer_param(rule));
@@ -92,7 +92,7 @@ void DataParallel::notice_update() {
   if (!std::exchange(pieces_written_, false)) return;
   const at::NoGradGuard no_grad;
   complete_ = false;
-  for (const auto& unit : units_) unit->publish_pieces();
+  executor_.update(programs_.update(), [this](size_t unit) { return units_[unit]->take_pieces(); });
   end_update();
 }
 

@@ -57,14 +57,14 @@ CommTimes DataParallel::take_times() {
 /// recorded.
 bool DataParallel::can_be_recorded() const {
   return use_from_ != UseFrom::kOperators && options_.hook.hook == Hook::kNone && !handed_out_ &&
-         !mean_.exchanges() && plan::recording_obstacle(executor_.program()).empty();
+         !mean_.exchanges() && plan::recording_obstacle(programs_.step()).empty();
 }
 
 void DataParallel::stay_in_place() {
   if (stays_ || setting().alone()) return;
   stays_ = true;
   for (const auto& unit : units_) unit->stay_in_place(setting());
-  executor_.stay_in_place();
+  programs_.stay_in_place();
 }
 
 int64_t DataParallel::bytes_to_stay() const {

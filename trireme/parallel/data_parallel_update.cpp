@@ -150,14 +150,13 @@ void DataParallel::step_scaled(optim::Optimizer& optimizer, const optim::GradSca
   take_writes();
   optimizer.begin_step();
   grad_scale_ = product(grad_scale, mean_.to_update());
-  for (const size_t unit : executor_.update_order()) {
-    FlatUnit& flat = *units_[unit];
+  executor_.update(programs_.update(), [&](size_t unit) {
     const auto update = [&] {
-      flat.wait_for_sum();
+      units_[unit]->wait_for_sum();
       optimizer.update(unit, grad_scale_);
     };
-    flat.publish_update(shared_.reduce.run_untimed(update, flat.updated()));
-  }
+    return shared_.reduce.run_untimed(update, units_[unit]->updated());
+  });
   end_update();
 }
 
@@ -169,11 +168,9 @@ void DataParallel::swap_averages(optim::Optimizer& optimizer) {
   TRIREME_CHECK(!complete_,
                 "[parallel.swap_averages] a gradient has not been applied yet; call step() first");
   take_writes();
-  for (size_t unit = 0; unit < units_.size(); ++unit) {
-    FlatUnit& flat = *units_[unit];
-    const auto swap = [&] { optimizer.swap_average(unit); };
-    flat.publish_update(shared_.reduce.run_untimed(swap, flat.updated()));
-  }
+  executor_.update(programs_.update(), [&](size_t unit) {
+    return shared_.reduce.run_untimed([&] { optimizer.swap_average(unit); }, units_[unit]->updated());
+  });
   unshard_held();
 }
 

@@ -90,7 +90,7 @@ int64_t DataParallel::whole_bytes() const {
 int64_t DataParallel::most_gathered_bytes() const {
   plan::EngineSetting asked = setting();
   if (use_from_ == UseFrom::kOperators) asked.use_from = UseFrom::kRunUnit;
-  const std::vector<plan::ProgramUnit>& units = executor_.program().units;
+  const std::vector<plan::ProgramUnit>& units = programs_.step().units;
   int64_t most = 0;
   for (const plan::HeldBytes& held :
        plan::held_bytes(plan::step_program(units, asked, declared_order(units, asked.use_from))))

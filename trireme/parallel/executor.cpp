@@ -10,67 +10,47 @@ namespace trireme::parallel {
 
 using plan::Action;
 using plan::ActionKind;
+using plan::Pass;
 using plan::UseFrom;
 using Event = plan::UseOrder::Event;
 
-Executor::Executor(const Units& units, const plan::EngineSetting& setting)
-    : units_(units), setting_(setting), states_(units.size(), State::kIdle), complete_(units.size(), false) {
-  setting_.accumulation = 2;  // the first stands for all but the last
-  write_programs();
-}
-
-/// Until ranks have agreed on another order, the units that come last in a forward pass are reduced first.
-void Executor::write_programs() {
-  std::vector<plan::ProgramUnit> units;
-  for (const auto& unit : units_)
-    units.push_back({.name = unit->name(),
-                     .numel = unit->layout().numel(),
-                     .trainable = unit->trainable(),
-                     .fp8 = unit->fp8()});
-  if (!recorded_ && setting_.use_from != UseFrom::kOperators) {
-    const plan::UseOrder declared = declared_order(units, setting_.use_from);
-    order_.forward = declared.forward;
-    order_.backward = declared.backward;
-  }
-  plan::UseOrder order = order_;
-  if (order.reductions.empty()) {
-    for (size_t unit = units.size(); unit-- > 0;) order.reductions.push_back(static_cast<int64_t>(unit));
-    if (setting_.use_from == UseFrom::kBuckets) std::ranges::reverse(order.reductions);
-  }
-  std::erase_if(order.reductions, [&](int64_t unit) { return !units[static_cast<size_t>(unit)].trainable; });
-  training_ = plan::step_program(units, setting_, order);
-  inference_ = plan::inference_program(units, setting_, order);
-  update_order_.clear();
-  for (const Action& action : training_.actions) {
-    if (action.kind == ActionKind::kUpdate) update_order_.push_back(static_cast<size_t>(action.unit));
-  }
-  end_pass();
-}
+Executor::Executor(const Units& units, UseFrom use_from)
+    : units_(units),
+      use_from_(use_from),
+      states_(units.size(), State::kIdle),
+      complete_(units.size(), false) {}
 
 void Executor::end_pass() {
   late_.clear();
-  program_ = nullptr;
+  turn_ = {};
   next_ = end_ = last_waits_ = 0;
 }
 
-void Executor::begin(const plan::StepProgram& program, plan::Pass::Kind kind, int64_t micro_batch) {
-  const auto pass = std::ranges::find_if(program.passes, [&](const plan::Pass& candidate) {
-    return candidate.kind == kind && candidate.micro_batch == micro_batch;
-  });
-  program_ = &program;
-  next_ = static_cast<size_t>(pass->begin);
-  end_ = last_waits_ = static_cast<size_t>(pass->end);
-  while (last_waits_ > next_ && program.actions[last_waits_ - 1].kind == ActionKind::kWait) --last_waits_;
+void Executor::begin(const Turn& turn) {
+  late_.clear();
+  turn_ = turn;
+  next_ = static_cast<size_t>(turn.pass->begin);
+  end_ = last_waits_ = static_cast<size_t>(turn.pass->end);
+  while (last_waits_ > next_ && action(last_waits_ - 1).kind == ActionKind::kWait) --last_waits_;
   std::ranges::fill(states_, State::kIdle);
 }
 
-void Executor::begin_forward(bool trains) {
+/// Whether the backward pass under way goes through the module.
+bool Executor::uses_parameters() const {
+  return turn_.pass->kind == Pass::Kind::kBackward || turn_.pass->kind == Pass::Kind::kBackwardInput;
+}
+
+ActionKind Executor::backward_kind() const {
+  return turn_.pass->kind == Pass::Kind::kBackwardInput ? ActionKind::kBackwardInput : ActionKind::kBackward;
+}
+
+void Executor::begin_forward(const Turn& turn, bool trains) {
   trains_ = trains;
   in_backward_ = false;
-  begin(trains ? training_ : inference_, plan::Pass::Kind::kForward, trains ? 0 : Action::kOnceAStep);
+  begin(turn);
   if (trains) seen_.forward.clear();
-  if (setting_.use_from == UseFrom::kRunUnit) enter_forward(0);
-  if (setting_.use_from != UseFrom::kBuckets) return;
+  if (use_from_ == UseFrom::kRunUnit) enter_forward(0);
+  if (use_from_ != UseFrom::kBuckets) return;
   for (const auto& unit : units_) unit->unshard();
 }
 
@@ -91,15 +71,15 @@ void Executor::leave_forward(size_t index) {
   advance();
 }
 
-void Executor::begin_backward(bool last) {
+void Executor::begin_backward(const Turn& turn, bool last) {
   last_ = last;
   trains_ = in_backward_ = true;
-  begin(training_, plan::Pass::Kind::kBackward, last ? 1 : 0);
+  begin(turn);
   seen_.backward.clear();
   complete_.assign(units_.size(), false);
   for (const auto& unit : units_) unit->begin_backward(last);
   if (last && units_.front()->puts_reduction_off()) put_off_.clear();
-  if (setting_.use_from == UseFrom::kRunUnit && !unit(0).is_whole())
+  if (uses_parameters() && use_from_ == UseFrom::kRunUnit && !unit(0).is_whole())
     unit(0).unshard();  // the end of a hold has freed it since forward
   prepare_gradients_ahead();
 }
@@ -107,9 +87,9 @@ void Executor::begin_backward(bool last) {
 /// Our autograd functions write gradients into memory that must be lent before; blocks get theirs when
 /// backward reaches them.
 void Executor::prepare_gradients_ahead() {
-  if (setting_.use_from == UseFrom::kBuckets) {
+  if (use_from_ == UseFrom::kBuckets) {
     for (const auto& unit : units_) unit->prepare_gradients();
-  } else if (setting_.use_from == UseFrom::kRunUnit) {
+  } else if (use_from_ == UseFrom::kRunUnit) {
     unit(0).prepare_gradients();
   }
 }
@@ -122,10 +102,10 @@ void Executor::enter_backward(size_t index) {
   beat();
   if (states_[index] == State::kIdle) {
     record(Event::Kind::kBegin, index);
-    states_[index] = advance_to(ActionKind::kBackward, index) ? State::kInUse : State::kOutOfTurn;
+    states_[index] = advance_to(backward_kind(), index) ? State::kInUse : State::kOutOfTurn;
   }
   unit(index).unshard();
-  if (setting_.use_from == UseFrom::kRunUnit) unit(index).prepare_gradients();
+  if (use_from_ == UseFrom::kRunUnit) unit(index).prepare_gradients();
 }
 
 void Executor::leave_backward(size_t index) {
@@ -142,8 +122,8 @@ void Executor::complete(size_t index) {
   issue_late();
   advance();
   // The unit's gradients may need none of its parameters; then nothing has announced its backward pass.
-  const bool unannounced = next_ < end_ && program_->actions[next_].kind == ActionKind::kBackward &&
-                           program_->actions[next_].unit == static_cast<int64_t>(index);
+  const bool unannounced =
+      next_ < end_ && action(next_).kind == backward_kind() && unit_of(action(next_)) == index;
   if (!unannounced) return;
   ++next_;
   advance();
@@ -153,9 +133,8 @@ void Executor::complete(size_t index) {
 /// Returns false when the program does not list such an action any more.
 bool Executor::advance_to(ActionKind kind, size_t index) {
   for (size_t at = next_; at < end_; ++at) {
-    const Action& action = program_->actions[at];
-    if (action.kind != kind || action.unit != static_cast<int64_t>(index)) continue;
-    while (next_ < at) pass(program_->actions[next_++]);
+    if (action(at).kind != kind || unit_of(action(at)) != index) continue;
+    while (next_ < at) pass(action(next_++));
     ++next_;
     return true;
   }
@@ -166,12 +145,12 @@ bool Executor::advance_to(ActionKind kind, size_t index) {
 /// end_backward(): nothing computes behind them, and within a hook of autograd they would give memory back
 /// before it is done.
 void Executor::advance() {
-  while (next_ < last_waits_ && is_due(program_->actions[next_])) issue(program_->actions[next_++]);
+  while (next_ < last_waits_ && is_due(action(next_))) issue(action(next_++));
 }
 
 bool Executor::is_due(const Action& action) const {
   if (action.computes()) return action.unit == Action::kWholeModel;
-  const auto index = static_cast<size_t>(action.unit);
+  const size_t index = unit_of(action);
   switch (action.kind) {
     case ActionKind::kReshard:
       return states_[index] == State::kIdle;
@@ -191,19 +170,19 @@ void Executor::pass(const Action& action) {
   if (action.computes()) return;
   if (is_due(action)) return issue(action);
   if (action.kind == ActionKind::kReshard) {
-    states_[static_cast<size_t>(action.unit)] = State::kOutOfTurn;
+    states_[unit_of(action)] = State::kOutOfTurn;
   } else {
     late_.push_back(&action);
   }
 }
 
 void Executor::pass_rest() {
-  while (next_ < end_) pass(program_->actions[next_++]);
+  while (next_ < end_) pass(action(next_++));
 }
 
 void Executor::issue(const Action& action) {
   if (action.computes()) return;
-  const auto index = static_cast<size_t>(action.unit);
+  const size_t index = unit_of(action);
   switch (action.kind) {
     case ActionKind::kUnshard: {
       if (observer_ && !unit(index).is_whole()) observer_(true, index);
@@ -224,9 +203,9 @@ void Executor::issue(const Action& action) {
 
 /// A recording holds what computes; the launch of it issues the rest (reduce_launched()).
 void Executor::issue_on_gradients(const Action& action) {
-  FlatUnit& unit = this->unit(static_cast<size_t>(action.unit));
+  FlatUnit& unit = this->unit(unit_of(action));
   const bool put_off = last_ && unit.puts_reduction_off();
-  if (put_off) put_off_.push_back(action);
+  if (put_off) put_off_.emplace_back(action).unit = static_cast<int64_t>(unit_of(action));
   switch (action.kind) {
     case ActionKind::kGatherSum:
       return put_off ? void() : unit.gather_sum();
@@ -246,13 +225,13 @@ void Executor::reshard(size_t index) {
 void Executor::issue_late() {
   const auto is_due_now = [this](const Action& action) {
     const bool takes = action.kind == ActionKind::kReduce || action.kind == ActionKind::kAccumulate;
-    return !takes || complete_[static_cast<size_t>(action.unit)];
+    return !takes || complete_[unit_of(action)];
   };
   for (; !late_.empty() && is_due_now(*late_.front()); late_.pop_front()) issue_on_gradients(*late_.front());
 }
 
 void Executor::reduce(const Action& action) {
-  FlatUnit& unit = this->unit(static_cast<size_t>(action.unit));
+  FlatUnit& unit = this->unit(unit_of(action));
   const kernels::TraceRange range("reduce " + unit.name());
   if (action.kind == ActionKind::kReduce) {
     ++reductions_;
@@ -280,37 +259,45 @@ void Executor::end_backward() {
   std::ranges::fill(states_, State::kIdle);
   issue_late();
   pass_rest();
-  free_units();
-  end_pass();
-  const bool same = recorded_ && seen_.forward == order_.forward && seen_.backward == order_.backward;
-  if (same) return;
-  recorded_ = true;
-  order_.forward = seen_.forward;
-  order_.backward = seen_.backward;
-  write_programs();
-}
-
-void Executor::end_without_units() {
-  complete_.assign(units_.size(), true);
-  while (next_ < end_) {
-    const Action& action = program_->actions[next_++];
-    if (action.kind != ActionKind::kUnshard && action.kind != ActionKind::kReshard) pass(action);
-  }
+  if (uses_parameters()) free_units();
   in_backward_ = false;
   end_pass();
 }
 
-void Executor::replay(bool last) {
-  begin_forward(true);
+void Executor::replay(const Turn& forward, const Turn& backward, bool last) {
+  begin_forward(forward, /*trains=*/true);
   pass_rest();
-  begin_backward(last);
+  begin_backward(backward, last);
   complete_.assign(units_.size(), true);
   while (next_ < end_) {
-    const Action& action = program_->actions[next_++];
-    const bool lends = action.kind == ActionKind::kBackward && setting_.use_from == UseFrom::kRunUnit;
-    lends ? unit(static_cast<size_t>(action.unit)).prepare_gradients() : pass(action);
+    const Action& action = this->action(next_++);
+    const bool lends = action.kind == ActionKind::kBackward && use_from_ == UseFrom::kRunUnit;
+    lends ? unit(unit_of(action)).prepare_gradients() : pass(action);
   }
   free_units();
+  end_pass();
+}
+
+void Executor::update(const Turn& turn, const Update& write) {
+  begin(turn);
+  for (; next_ < end_; ++next_) {
+    const size_t index = unit_of(action(next_));
+    switch (action(next_).kind) {
+      case ActionKind::kUpdate:
+        unit(index).end_step(write(index));
+        break;
+      case ActionKind::kReshard:
+        unit(index).reshard();
+        break;
+      case ActionKind::kUnshard:
+        unit(index).gather_update();
+        break;
+      default:
+        break;
+    }
+  }
+  // What else is whole has the values before the update.
+  for (const auto& unit : units_) unit->reshard();
   end_pass();
 }
 
@@ -336,23 +323,6 @@ std::vector<int64_t> Executor::completions() const {
   }
   for (size_t unit = units_.size(); unit-- > 0;) append(static_cast<int64_t>(unit));
   return order;
-}
-
-void Executor::set_reductions(std::vector<int64_t> order) {
-  order_.reductions = std::move(order);
-  write_programs();
-}
-
-/// Ranks without data replay the order that they have recorded, so it must gather the same units as the order
-/// of the other ranks.
-void Executor::follow_freezing() {
-  if (setting_.gathers()) recorded_ = false;
-  write_programs();
-}
-
-void Executor::stay_in_place() {
-  setting_.stays = true;
-  write_programs();
 }
 
 void Executor::follow(bool gathers, size_t index) {

@@ -23,7 +23,8 @@ FlatUnit::FlatUnit(const plan::UnitSpec& spec, std::vector<std::pair<std::string
       layout_(plan::flat_layout(spec, groups_.shard->size() * groups_.replicate->size())),
       fp8_unit_(plan::fp8_unit(spec)),
       buffers_(layout_.numel(), setting, fp8_unit_),
-      alone_(setting.alone()) {
+      alone_(setting.alone()),
+      gathers_update_(setting.gathers_update()) {
   const at::NoGradGuard no_grad;
   for (const plan::FlatEntry& entry : layout_.entries()) rounded_as_.push_back({xxh3(entry.name), 0});
   compressor_ = make_compressor(options_.hook, layout_);
@@ -35,7 +36,8 @@ FlatUnit::FlatUnit(const plan::UnitSpec& spec, std::vector<std::pair<std::string
   adopt();
   // Peers read gradients that stay, so all ranks must take the same pieces of memory, in the order of units.
   if (!(shared_.symmetric && keeps_gradients())) shared_.gradients().free(full_grads_);
-  publish_update();
+  end_step();
+  gathers_update_ ? gather_update() : reshard();
 }
 
 plan::Range FlatUnit::shard_range() const {
@@ -149,7 +151,7 @@ void FlatUnit::start_unshard(Whole form) {
 void FlatUnit::wait_for_update() {
   const bool records = is_recording(options_.device);
   if (records && std::exchange(update_recorded_, true)) return;
-  SideStream::follow(records && gathers_updates() ? unsharded_ : updated_, options_.device);
+  SideStream::follow(records && gathers_update_ ? unsharded_ : updated_, options_.device);
 }
 
 void FlatUnit::finish_unshard() {
@@ -201,6 +203,7 @@ void FlatUnit::stay_in_place(const plan::EngineSetting& staying) {
   const at::NoGradGuard no_grad;
   unshard();
   buffers_ = plan::UnitBuffers(layout_.numel(), staying, fp8_unit_);
+  gathers_update_ = staying.gathers_update();
   shared_.gradients().allocate(full_grads_);
   shared_.sums.allocate(reduced_);
   SideStream::mark(complete_, options_.device);
@@ -259,14 +262,15 @@ void FlatUnit::round_as(size_t index, const std::string& name, int64_t first) {
   rounded_as_.at(index) = {xxh3(name), first};
 }
 
-void FlatUnit::publish_update(const SideStream::Event& updated) {
+void FlatUnit::end_step(const SideStream::Event& updated) {
   reduced_any_ = false;
   if (compressor_) compressor_->commit();
   updated_ = updated;
   update_recorded_ = false;
   if (fp8_) fp8_->expire();
-  if (come_and_go()) return reshard();
-  if (!gathers_updates()) return;
+}
+
+void FlatUnit::gather_update() {
   const auto gather = [this] {
     const comm::Subject subject(*groups_.shard, name_);
     groups_.shard->all_gather(full_params_, shards_parameters() ? kept_shard(false) : shard_of(full_params_));

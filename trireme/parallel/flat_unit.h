@@ -153,16 +153,18 @@ class FlatUnit {
   at::Tensor piece_grad_squares() const;
   at::Tensor piece_grad_squares_of(size_t index) const;
   void hide_piece_gradients();
-  /// publish_update() of what was written to the pieces on the current stream.
-  void publish_pieces();
+  /// Takes over what was written to the pieces on the current stream. Returns the event behind it.
+  SideStream::Event take_pieces();
   /// Ends the step without an update: gradients are forgotten, reduced or not.
   void drop_gradients();
   /// After the last backward pass, for a unit that is frozen: nothing of earlier steps or micro-batches is
   /// left.
   void clear_gradients();
-  /// Ends the step: the module sees the parameters as they are at the event `updated`. Begins to all-gather
-  /// them, or frees the old ones. Collective.
-  void publish_update(const SideStream::Event& updated = {});
+  /// Ends the step: the module sees the parameters as they are at the event `updated`. What is whole has
+  /// the values before it until it is freed (reshard()) or gathered again (gather_update()).
+  void end_step(const SideStream::Event& updated = {});
+  /// Begins to all-gather what each rank has updated into parameters that stay whole. Collective.
+  void gather_update();
   /// The event at the end of the last update.
   const SideStream::Event& updated() const { return updated_; }
 
@@ -225,10 +227,6 @@ class FlatUnit {
   bool fp32_compute() const { return options_.compute == at::kFloat; }
   bool reduces_once() const { return options_.reduce_when == ReduceWhen::kOncePerStep; }
   bool keeps_gradients() const { return buffers_.gradients_stay; }
-  /// Whether ranks gather what each of them has updated as soon as it is, and not when it is used.
-  bool gathers_updates() const {
-    return options_.policy.shard_optimizer && groups_.shard->size() > 1 && !come_and_go();
-  }
   plan::Range shard_range() const;
   at::Tensor shard_of(const at::Tensor& flat) const;
   at::Tensor piece_of_shard(const at::Tensor& shard) const;
@@ -279,6 +277,7 @@ class FlatUnit {
   std::optional<plan::Fp8Unit> fp8_unit_;
   plan::UnitBuffers buffers_;
   bool alone_;
+  bool gathers_update_;  ///< EngineSetting::gathers_update()
 
   std::unique_ptr<Fp8Weights> fp8_;  ///< nothing: all is gathered in the dtype of computation
 

@@ -90,13 +90,13 @@ void FlatUnit::hide_piece_gradients() {
   for (Piece& piece : pieces_) piece.master.mutable_grad().reset();
 }
 
-void FlatUnit::publish_pieces() {
+SideStream::Event FlatUnit::take_pieces() {
   const at::NoGradGuard no_grad;
   hide_piece_gradients();
   const auto copy_masters = [this] {
     if (at::Tensor copy = compute_copy(); copy.defined()) copy.copy_(master_);
   };
-  publish_update(shared_.reduce.run_untimed(copy_masters, updated_));
+  return shared_.reduce.run_untimed(copy_masters, updated_);
 }
 
 }  // namespace trireme::parallel
