@@ -162,13 +162,14 @@ TEST(Pipeline, SendsTheBytesOfItsProgram) {
     rank.pipeline->flush();
     const int64_t first = rank.pipeline->sent_bytes();
     rank.step();
-    const auto sends = std::ranges::count(rank.pipeline->program(), plan::StageAction::Kind::kSend,
-                                          &plan::StageAction::kind);
+    const auto sends =
+        std::ranges::count(rank.pipeline->program().actions, plan::ActionKind::kSend, &plan::Action::kind);
     const int64_t message = test::kRows / run.micro_batches * test::Net::kWidth * 4;
     rank.pipeline->flush();
     EXPECT_EQ(rank.pipeline->sent_bytes() - first, sends * message);
     int64_t buffers = 0;
-    for (const auto& [pool, count] : plan::receive_buffers(rank.pipeline->program())) buffers += count;
+    for (const auto& [pool, count] : plan::receive_buffers(rank.pipeline->program().actions))
+      buffers += count;
     EXPECT_EQ(rank.pipeline->buffer_bytes(), buffers * message);
   });
 }

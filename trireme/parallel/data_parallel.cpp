@@ -223,10 +223,14 @@ double DataParallel::begin_micro_batch(double weight, at::ScalarType loss) {
         "engine->accumulate(loss) for every micro-batch but the last",
         mesh_.world->rank());
   }
-  if (completion_.follow_freezing()) programs_.follow_freezing();
+  follow_freezing();
   completion_.begin();
   current_.clear();
   return mean_.add(weight, loss);
+}
+
+void DataParallel::follow_freezing() {
+  if (completion_.follow_freezing()) programs_.follow_freezing();
 }
 
 /// A hook carries over to later steps what it has not sent, so it is given means: sums could be scaled
@@ -269,12 +273,13 @@ void DataParallel::in_backward(const Body& body) {
 void DataParallel::differentiate(const at::Tensor& output, const at::Tensor& grad_output, bool last) {
   in_backward([&] {
     begin_sums(last);
-    executor_.begin_backward(programs_.backward(last), last);
+    const Turn turn = programs_.backward(last);
+    executor_.begin_backward(turn, last);
     output.backward(grad_output);
     end_backward_range();
     if (last && options_.unused == Unused::kError) completion_.check_all_used(mesh_.world->rank());
     executor_.end_backward();
-    programs_.follow(executor_.seen());
+    programs_.follow(executor_.seen(), turn.pass->kind);
     if (last) finish_step();
   });
 }
@@ -351,7 +356,7 @@ void DataParallel::agree_on_order() {
 }
 
 void DataParallel::shadow_micro_batch(bool last_micro_batch) {
-  if (completion_.follow_freezing()) programs_.follow_freezing();
+  follow_freezing();
   TRIREME_CHECK(order_agreed_ && programs_.recorded(),
                 "[parallel.shadow_micro_batch] rank {} has not run a step whose collectives it could repeat, "
                 "or not since parameters were frozen or unfrozen; give every rank at least one batch",

@@ -319,6 +319,7 @@ class DataParallel {
 
  private:
   friend class Evaluation;
+  friend class Pipeline;
 
   plan::EngineSetting setting() const;
   std::vector<std::unique_ptr<FlatUnit>> make_units(const std::vector<plan::UnitSpec>& specs,
@@ -358,6 +359,7 @@ class DataParallel {
   void end_update();
   void unshard_held();
   void check_complete(const char* operation) const;
+  void follow_freezing();
   void follow_frozen(optim::Optimizer& optimizer);
   void abandon_step() noexcept;
   void check_output(const at::Tensor& output, bool is_loss) const;

@@ -11,7 +11,7 @@ namespace trireme::parallel {
 
 std::vector<optim::FlatParam> DataParallel::optimizer_params(const GroupRule& rule) {
   group_rule_ = rule;
-  if (completion_.follow_freezing()) programs_.follow_freezing();
+  follow_freezing();
   optimized_ = updated_ = completion_.trainable();
   std::vector<optim::FlatParam> params;
   for (const auto& unit : units_) params.push_back(unit->optimizer_param(rule));

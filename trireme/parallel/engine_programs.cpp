@@ -16,44 +16,51 @@ EnginePrograms::EnginePrograms(const Units& units, const plan::EngineSetting& se
   write();
 }
 
-std::vector<plan::ProgramUnit> EnginePrograms::program_units() const {
-  std::vector<plan::ProgramUnit> units;
+void EnginePrograms::take_units() {
+  program_units_.clear();
   for (const auto& unit : units_)
-    units.push_back({.name = unit->name(),
-                     .numel = unit->layout().numel(),
-                     .trainable = unit->trainable(),
-                     .fp8 = unit->fp8()});
-  return units;
+    program_units_.push_back({.name = unit->name(),
+                              .numel = unit->layout().numel(),
+                              .trainable = unit->trainable(),
+                              .fp8 = unit->fp8()});
 }
 
 /// Until ranks have agreed on another order, the units that come last in a forward pass are reduced first.
-plan::UseOrder EnginePrograms::order_of(const std::vector<plan::ProgramUnit>& units) {
+void EnginePrograms::take_order() {
   if (!recorded_ && setting_.use_from != UseFrom::kOperators) {
-    const plan::UseOrder declared = declared_order(units, setting_.use_from);
+    const plan::UseOrder declared = declared_order(program_units_, setting_.use_from);
     order_.forward = declared.forward;
     order_.backward = declared.backward;
   }
-  plan::UseOrder order = order_;
-  if (order.reductions.empty()) {
-    for (size_t unit = units.size(); unit-- > 0;) order.reductions.push_back(static_cast<int64_t>(unit));
-    if (setting_.use_from == UseFrom::kBuckets) std::ranges::reverse(order.reductions);
+  written_ = order_;
+  std::vector<int64_t>& reductions = written_.reductions;
+  if (reductions.empty()) {
+    for (size_t unit = units_.size(); unit-- > 0;) reductions.push_back(static_cast<int64_t>(unit));
+    if (setting_.use_from == UseFrom::kBuckets) std::ranges::reverse(reductions);
   }
-  std::erase_if(order.reductions, [&](int64_t unit) { return !units[static_cast<size_t>(unit)].trainable; });
-  return order;
+  std::erase_if(reductions,
+                [this](int64_t unit) { return !program_units_[static_cast<size_t>(unit)].trainable; });
 }
 
 void EnginePrograms::write() {
-  const std::vector<plan::ProgramUnit> units = program_units();
-  const plan::UseOrder order = order_of(units);
-  step_ = std::make_shared<plan::StepProgram>(step_program(units, setting_, order));
-  inference_ = std::make_shared<plan::StepProgram>(inference_program(units, setting_, order));
+  ++version_;
+  given_update_.reset();
+  take_units();
+  take_order();
+  const auto shared = [](plan::StepProgram program) {
+    return std::make_shared<const plan::StepProgram>(std::move(program));
+  };
+  step_ = shared(step_program(program_units_, setting_, written_));
+  inference_ = shared(inference_program(program_units_, setting_, written_));
   const std::vector<plan::EnginePass> apart = {{.kind = Pass::Kind::kBackwardWeight, .micro_batch = 0},
                                                {.kind = Pass::Kind::kReduce}};
-  apart_ = std::make_shared<plan::StepProgram>(step_program(units, setting_, order, apart, /*held=*/false));
+  apart_ = shared(step_program(program_units_, setting_, written_, apart, /*held=*/false));
 }
 
 Turn EnginePrograms::next(const Program& own, Pass::Kind kind, int64_t micro_batch) {
-  if (given_) return *std::exchange(given_, {});
+  if (given_ && (given_->pass->kind == kind ||
+                 (kind == Pass::Kind::kBackward && given_->pass->kind == Pass::Kind::kBackwardInput)))
+    return *given_;
   const auto pass = std::ranges::find_if(own->passes, [&](const Pass& candidate) {
     return candidate.kind == kind && candidate.micro_batch == micro_batch;
   });
@@ -69,9 +76,17 @@ Turn EnginePrograms::backward(bool last) {
   return next(step_, Pass::Kind::kBackward, last ? 1 : 0);
 }
 
-void EnginePrograms::follow(const plan::UseOrder& seen) {
-  if (recorded_ && seen.forward == order_.forward && seen.backward == order_.backward) return;
+Turn EnginePrograms::update() {
+  if (given_update_) return *given_update_;
+  return next(step_, Pass::Kind::kUpdate, plan::Action::kOnceAStep);
+}
+
+/// A pass for the input alone completes the gradients of some units, which says nothing of whole ones.
+void EnginePrograms::follow(const plan::UseOrder& seen, Pass::Kind back) {
+  if (back == Pass::Kind::kBackwardInput && setting_.use_from != UseFrom::kOperators) return;
+  const bool same = seen.forward == order_.forward && seen.backward == order_.backward;
   recorded_ = true;
+  if (same) return;
   order_.forward = seen.forward;
   order_.backward = seen.backward;
   write();

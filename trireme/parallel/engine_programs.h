@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "trireme/parallel/flat_unit.h"
@@ -28,19 +29,38 @@ class EnginePrograms {
   /// A step of two micro-batches: the first stands for all but the last.
   const plan::StepProgram& step() const { return *step_; }
 
-  // The next pass: the one that run_next() was given, or a pass of the engine's own programs.
+  /// While it lives, passes of the kind of `turn` are that one, of a program that has other engines' passes,
+  /// too.
+  class Given {
+   public:
+    Given(EnginePrograms& programs, Turn turn) : programs_(programs) { programs_.given_ = std::move(turn); }
+    ~Given() { programs_.given_.reset(); }
+    Given(const Given&) = delete;
+    Given& operator=(const Given&) = delete;
+
+   private:
+    EnginePrograms& programs_;
+  };
+  /// Updates are this pass, until the engine's own programs change.
+  void give_update(Turn turn) { given_update_ = std::move(turn); }
+
+  // The next pass: one that was given, or of the engine's own programs.
   Turn forward(bool trains);
   Turn backward(bool last);
   /// Gradients of weights that an earlier backward pass has deferred.
   Turn backward_weight() { return next(apart_, plan::Pass::Kind::kBackwardWeight, 0); }
   /// Gradients that earlier passes have left are reduced.
   Turn reduce() { return next(apart_, plan::Pass::Kind::kReduce, plan::Action::kOnceAStep); }
-  Turn update() { return next(step_, plan::Pass::Kind::kUpdate, plan::Action::kOnceAStep); }
-  /// The engine's next pass is this one, of a program that has other engines' passes, too.
-  void run_next(Turn turn) { given_ = std::move(turn); }
+  Turn update();
 
-  /// The module has gone this way in a pass forward and back.
-  void follow(const plan::UseOrder& seen);
+  // What programs are written from; another version() has others.
+  const std::vector<plan::ProgramUnit>& units() const { return program_units_; }
+  const plan::EngineSetting& setting() const { return setting_; }
+  const plan::UseOrder& order() const { return written_; }
+  int64_t version() const { return version_; }
+
+  /// The module has gone this way in a pass forward and `back`.
+  void follow(const plan::UseOrder& seen, plan::Pass::Kind back);
   /// Whether the order is one that the module has gone, which a rank without data can repeat.
   bool recorded() const { return recorded_; }
   /// The order in which all ranks reduce from now on.
@@ -54,17 +74,20 @@ class EnginePrograms {
  private:
   using Program = std::shared_ptr<const plan::StepProgram>;
   Turn next(const Program& own, plan::Pass::Kind kind, int64_t micro_batch);
-  std::vector<plan::ProgramUnit> program_units() const;
-  plan::UseOrder order_of(const std::vector<plan::ProgramUnit>& units);
+  void take_units();
+  void take_order();
   void write();
 
   const Units& units_;
   plan::EngineSetting setting_;
   plan::UseOrder order_;
   bool recorded_ = false;
+  std::vector<plan::ProgramUnit> program_units_;
+  plan::UseOrder written_;  ///< order_ with all reductions of units that are trained
+  int64_t version_ = 0;
   Program step_, inference_;
   Program apart_;  ///< of passes that come apart from the backward passes whose gradients they complete
-  std::optional<Turn> given_;
+  std::optional<Turn> given_, given_update_;
 };
 
 }  // namespace trireme::parallel

@@ -17,10 +17,10 @@
 namespace trireme::parallel {
 namespace {
 
+using plan::Action;
 using plan::Message;
 using plan::Placement;
-using plan::StageAction;
-using Kind = StageAction::Kind;
+using Kind = plan::ActionKind;
 
 std::vector<at::Tensor> cut(const at::Tensor& batch, int64_t micro_batches, const char* what) {
   if (!batch.defined()) return {};
@@ -76,7 +76,7 @@ Pipeline::Pipeline(plan::Schedule schedule, std::vector<Stage> stages, StageLoss
     : schedule_(std::move(schedule)), loss_(std::move(loss)), mesh_(checked(mesh)), options_(options) {
   check_mesh();
   agree_on_schedule();
-  program_ = plan::lower(schedule_, rank(), options_.ahead);
+  actions_ = plan::lower(schedule_, rank(), options_.ahead);
   check_sends();
   const auto refusal = error_of([&] {
     take_stages(std::move(stages));
@@ -87,7 +87,8 @@ Pipeline::Pipeline(plan::Schedule schedule, std::vector<Stage> stages, StageLoss
   make_ties();
   make_engines_together();
   plan_reductions();
-  links_ = std::make_unique<StageLinks>(*mesh_.world, mesh_.pp->ranks(), program_);
+  write_program();
+  links_ = std::make_unique<StageLinks>(*mesh_.world, mesh_.pp->ranks(), actions_);
   record(options_.record);
 }
 
@@ -115,7 +116,7 @@ void Pipeline::check_mesh() const {
 /// A rank that waits until its message has left waits for the one that takes it.
 void Pipeline::check_sends() const {
   if (!options_.blocking_sends) return;
-  std::vector<plan::StageProgram> programs;
+  std::vector<plan::StageActions> programs;
   for (int64_t each = 0; each < std::ssize(schedule_.ranks); ++each)
     programs.push_back(plan::lower(schedule_, each, options_.ahead));
   try {
@@ -189,11 +190,45 @@ void Pipeline::make_engines() {
 }
 
 void Pipeline::plan_reductions() {
+  for (StageAtWork& stage : stages_)
+    stage.last_backward = plan::reducing_micro_batch(schedule_, actions_, stage.index, is_tied(stage.index));
+}
+
+bool Pipeline::is_tied(int64_t stage) const {
+  return std::ranges::any_of(options_.tied, [stage](const TiedParameter& tie) {
+    return tie.stage == stage || tie.other_stage == stage;
+  });
+}
+
+/// Whether the program is made of what engines do now.
+bool Pipeline::is_written() const {
+  return std::ranges::all_of(stages_, [](const StageAtWork& stage) {
+    return !stage.engine || stage.engine->programs_.version() == stage.written_version;
+  });
+}
+
+void Pipeline::write_program() {
+  std::vector<plan::ProgramStage> stages;
+  int64_t units = 0;
   for (StageAtWork& stage : stages_) {
-    const bool tied = std::ranges::any_of(options_.tied, [&](const TiedParameter& tie) {
-      return tie.stage == stage.index || tie.other_stage == stage.index;
-    });
-    stage.last_backward = plan::reducing_micro_batch(schedule_, program_, stage.index, tied);
+    plan::ProgramStage& part = stages.emplace_back();
+    part.index = stage.index;
+    part.tied = is_tied(stage.index);
+    stage.first_unit = units;
+    if (!stage.engine) continue;
+    const EnginePrograms& programs = stage.engine->programs_;
+    part.units = programs.units();
+    part.setting = programs.setting();
+    part.order = programs.order();
+    units += std::ssize(part.units);
+    stage.written_version = programs.version();
+  }
+  program_ = std::make_shared<const plan::StepProgram>(
+      plan::stage_program(schedule_, actions_, stages, plan::MessageBytes()));
+  for (const plan::Pass& pass : program_->passes) {
+    const StageAtWork& stage = *stage_here(pass.stage);
+    if (pass.kind == plan::Pass::Kind::kUpdate && stage.engine)
+      stage.engine->programs_.give_update({program_, &pass, stage.first_unit});
   }
 }
 
@@ -232,8 +267,8 @@ at::Tensor Pipeline::step_on(Batch batch, const std::exception_ptr& refusal) {
   step_agreed_ = true;
   batch_ = std::move(batch);
   finish_ = [this](const at::Tensor& output, int64_t micro_batch) { return loss_of(output, micro_batch); };
-  for (StageAtWork& stage : stages_) stage.reduced = false;
-  run_program(schedule_, program_);
+  for (const auto& engine : engines_) engine->follow_freezing();
+  run_program(schedule_, nullptr);
   at::Tensor mean;
   behind_passes("at the end of a step", [&] { mean = mean_loss(); });
   return mean;
@@ -296,48 +331,96 @@ void Pipeline::run_forward(Batch batch, const Finish& finish) {
   const StageLinks::Shapes of_steps = links_->exchange_shapes({});
   behind_passes("before forward passes", [&] { links_->flush(); });
   const int64_t sent_before = links_->sent_bytes();
-  run_program(forwards, plan::lower_forward(forwards, rank(), options_.ahead));
+  // Engines run forward passes alone by programs of their own.
+  std::vector<plan::ProgramStage> stages;
+  for (const StageAtWork& stage : stages_) stages.emplace_back().index = stage.index;
+  run_program(forwards, std::make_shared<const plan::StepProgram>(plan::stage_program(
+                            forwards, plan::lower_forward(forwards, rank(), options_.ahead), stages, {})));
   behind_passes("behind forward passes", [&] { links_->flush(); });
   sent_beside_ += links_->sent_bytes() - sent_before;
   links_->exchange_shapes(of_steps);
 }
 
-void Pipeline::run_program(const plan::Schedule& schedule, const plan::StageProgram& program) {
-  // Of two directions every rank has its own order, in which it cannot gather parameters with others.
-  std::vector<std::unique_ptr<DataParallel::Held>> held;
+/// `forwards`: passes forward alone; null: a step.
+void Pipeline::run_program(const plan::Schedule& schedule, const Program& forwards) {
   const auto count = static_cast<size_t>(schedule.micro_batches);
   weights_ = batch_.weights.empty() ? std::vector<double>(count, 1.0) : batch_.weights;
   running_ = &schedule;
   finished_.clear();
-  const StageAction* at = nullptr;
-  if (at::GradMode::is_enabled()) {
+  at_.reset();
+  const bool trains = forwards == nullptr;
+  if (trains) {
     sent_before_step_ = links_->sent_bytes();
     sent_beside_ = 0;
   }
   const PipelineRecorder::Step step(recording());
   try {
-    if (schedule_.placement == Placement::kTwoWays) {
+    // Of two directions every rank has its own order, in which it cannot gather parameters with others.
+    std::vector<std::unique_ptr<DataParallel::Held>> held;
+    if (schedule.placement == Placement::kTwoWays) {
       for (const auto& engine : engines_)
         held.push_back(std::make_unique<DataParallel::Held>(*engine, Whole::kAsUsed));
     }
-    for (const StageAction& action : program) {
-      at = &action;
-      run(action);
-    }
-    at = nullptr;
+    running_program_ = forwards;
+    const size_t behind = run_passes();
+    at_.reset();
     links_->settle();  // the collectives that follow wait on the GPU
-    if (at::GradMode::is_enabled()) {
-      const PipelineRecorder::Span span(recording(), plan::StageEvent::Kind::kReduce);
+    if (trains) {
       blocks_ = options_.blocking_sends;  // shapes are known from now on
-      sum_tied();
-      reduce_rest();
+      reduce(behind);
     }
   } catch (...) {
-    fail(in_words(at), std::current_exception());
+    fail(in_words(at_ ? &*at_ : nullptr), std::current_exception());
   }
   running_ = nullptr;
   batch_ = {};
   finish_ = {};
+}
+
+/// The passes of stages, in which engines may find out how their modules go: then the program is written
+/// anew, with the same passes. Returns the first pass behind them.
+size_t Pipeline::run_passes() {
+  const bool trains = running_program_ == nullptr;
+  for (size_t next = 0;; ++next) {
+    if (trains && !is_written()) write_program();
+    if (trains) running_program_ = program_;
+    const std::vector<plan::Pass>& passes = running_program_->passes;
+    if (next == passes.size()) return next;
+    const plan::Pass& pass = passes[next];
+    if (pass.kind != plan::Pass::Kind::kTransfer && !plan::computing(pass.kind)) return next;
+    run_pass(pass);
+  }
+}
+
+/// DataParallel::Held gathers and frees what units that stay whole do.
+void Pipeline::run_pass(const plan::Pass& pass) {
+  const StageAtWork& stage = *stage_here(pass.stage);
+  std::optional<EnginePrograms::Given> given;
+  if (stage.engine && at::GradMode::is_enabled())
+    given.emplace(stage.engine->programs_, Turn{running_program_, &pass, stage.first_unit});
+  bool computed = false;
+  for (auto place = static_cast<size_t>(pass.begin); place < static_cast<size_t>(pass.end); ++place) {
+    const Action& action = running_program_->actions[place];
+    if (action.is_message()) {
+      run(at_.emplace(action));
+    } else if (const auto kind = plan::computing(pass.kind); kind && !std::exchange(computed, true)) {
+      run(at_.emplace(Action{.kind = *kind, .micro_batch = pass.micro_batch, .stage = pass.stage}));
+    }
+  }
+}
+
+/// Gradients that passes have left: of copies, of stages whose gradients come apart, and of those that two
+/// ranks have.
+void Pipeline::reduce(size_t first) {
+  const PipelineRecorder::Span span(recording(), plan::StageEvent::Kind::kReduce);
+  sum_tied();
+  for (size_t next = first; next < program_->passes.size(); ++next) {
+    const plan::Pass& pass = program_->passes[next];
+    const StageAtWork& stage = *stage_here(pass.stage);
+    if (pass.kind != plan::Pass::Kind::kReduce || !stage.engine) continue;
+    const EnginePrograms::Given given(stage.engine->programs_, {running_program_, &pass, stage.first_unit});
+    stage.engine->reduce_accumulated();
+  }
 }
 
 /// Steps are recorded, and not forward passes alone.
@@ -345,8 +428,8 @@ PipelineRecorder* Pipeline::recording() const {
   return at::GradMode::is_enabled() ? recorder_.get() : nullptr;
 }
 
-void Pipeline::run(const StageAction& action) {
-  const kernels::TraceRange range(plan::to_text(action));
+void Pipeline::run(const Action& action) {
+  const kernels::TraceRange range(plan::stage_text(action));
   const PipelineRecorder::Span span(recording(), action);
   switch (action.kind) {
     case Kind::kForward:
@@ -360,9 +443,11 @@ void Pipeline::run(const StageAction& action) {
       return send(action);
     case Kind::kPost:
       return links_->post(action);
-    case Kind::kTake:
+    case Kind::kRecv:
       arrived_[{action.message, action.stage, action.micro_batch}] = links_->take(action);
       return;
+    default:
+      throw LogicError("[parallel.pipeline] {} is no action of a stage", action.kind);
   }
 }
 
@@ -382,14 +467,14 @@ void Pipeline::hand_on(const plan::StagePass& pass, Message message, const at::T
   }
 }
 
-void Pipeline::send(const StageAction& action) {
+void Pipeline::send(const Action& action) {
   const at::Tensor tensor = leaving_.extract({action.message, action.stage, action.micro_batch}).mapped();
   if (PipelineRecorder* const recorder = recording()) recorder->counts(static_cast<int64_t>(tensor.nbytes()));
   links_->send(action, tensor);
   if (blocks_ && at::GradMode::is_enabled()) links_->flush();
 }
 
-void Pipeline::forward(const StageAction& action) {
+void Pipeline::forward(const Action& action) {
   const int64_t stage = action.stage, micro_batch = action.micro_batch;
   if (running_->is_head_part(stage)) return forward_part(action);
   at::Tensor input;
@@ -420,7 +505,7 @@ void Pipeline::forward(const StageAction& action) {
   if (!at::GradMode::is_enabled()) in_flight_.erase({stage, micro_batch});
 }
 
-void Pipeline::backward(const StageAction& action) {
+void Pipeline::backward(const Action& action) {
   const int64_t stage = action.stage, micro_batch = action.micro_batch;
   InFlight pass = std::move(in_flight_.extract({stage, micro_batch}).mapped());
   if (running_->is_head_part(stage))
@@ -447,12 +532,11 @@ void Pipeline::backward(const StageAction& action) {
           out_of_buffer(pass.input.grad(), gradient));
 }
 
-void Pipeline::differentiate(StageAtWork& stage, const StageAction& action, const at::Tensor& output,
+void Pipeline::differentiate(StageAtWork& stage, const Action& action, const at::Tensor& output,
                              const at::Tensor& gradient) {
   const double weight = weights_[static_cast<size_t>(action.micro_batch)];
   DataParallel* const engine = stage.engine.get();
   const bool last = stage.last_backward == action.micro_batch;
-  stage.reduced = stage.reduced || last;
   if (makes_loss(stage.index)) {
     if (engine == nullptr) {
       const double scale = loss_scale(weight);
@@ -478,16 +562,10 @@ double Pipeline::loss_scale(double weight) const {
 }
 
 /// Nothing is left to do for modules whose backward pass computes both gradients at once.
-void Pipeline::backward_weight(const StageAction& action) {
+void Pipeline::backward_weight(const Action& action) {
   const auto later = deferred_.extract({action.stage, action.micro_batch}).mapped();
   DataParallel* const engine = stage_here(action.stage)->engine.get();
   if (engine != nullptr && later->count() > 0) engine->accumulate_deferred([&] { later->run(); });
-}
-
-void Pipeline::reduce_rest() {
-  for (const StageAtWork& stage : stages_) {
-    if (stage.engine && !stage.reduced) stage.engine->reduce_accumulated();
-  }
 }
 
 at::Tensor Pipeline::mean_loss() const {

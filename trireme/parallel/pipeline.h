@@ -164,8 +164,9 @@ class Pipeline {
   /// Those of this rank's stages that have parameters, in rising order of stages.
   const std::vector<std::shared_ptr<DataParallel>>& engines() const { return engines_; }
   const plan::Schedule& schedule() const { return schedule_; }
-  /// What this rank does in a step.
-  const plan::StageProgram& program() const { return program_; }
+  /// What this rank does in a step: passes of its stages, their messages, and what their engines do
+  /// meanwhile, as planned at first and then as the modules went last. Messages have no bytes.
+  const plan::StepProgram& program() const { return *program_; }
   int64_t rank() const { return mesh_.pp_rank; }
   /// From the next step on, or no longer, times of passes and messages are kept for report(): two events on
   /// the GPU's stream for each, or two readings of a CPU's clock, and what torch's allocators give out. The
@@ -190,7 +191,8 @@ class Pipeline {
     /// The micro-batch whose backward pass ends the step and reduces the gradient meanwhile; none: it is
     /// reduced after all passes.
     std::optional<int64_t> last_backward = {};
-    bool reduced = false;
+    int64_t first_unit = 0;       ///< in the program
+    int64_t written_version = 0;  ///< of its engine's programs, of which the program was made
   };
   struct InFlight {
     at::Tensor input, output;
@@ -240,6 +242,7 @@ class Pipeline {
   /// `by_rank` are those of `ranks`. Throws LogicError where a copy is frozen and another one is not.
   void check_ties(const std::vector<std::vector<double>>& by_rank, const std::vector<int64_t>& ranks) const;
   void plan_reductions();
+  bool is_tied(int64_t stage) const;
   StageAtWork* stage_here(int64_t index);
   bool is_last(int64_t stage) const { return stage + 1 == schedule_.stages; }
   /// Of a head that is spread no stage makes the loss: it is put together of parts.
@@ -256,41 +259,47 @@ class Pipeline {
   void agree(Before what, const Batch& batch, const std::exception_ptr& refusal);
   at::Tensor step_on(Batch batch, const std::exception_ptr& refusal);
   void run_forward(Batch batch, const Finish& finish);
-  void run_program(const plan::Schedule& schedule, const plan::StageProgram& program);
+  using Program = std::shared_ptr<const plan::StepProgram>;
+  void write_program();
+  bool is_written() const;
+  void run_program(const plan::Schedule& schedule, const Program& forwards);
+  size_t run_passes();
+  void run_pass(const plan::Pass& pass);
+  void reduce(size_t first);
   /// Runs what ranks do together outside of passes. When that throws, the pipeline fails `where`.
   void behind_passes(const char* where, const std::function<void()>& body);
   at::Tensor loss_of(const at::Tensor& output, int64_t micro_batch) const;
   double loss_scale(double weight) const;
   PipelineRecorder* recording() const;
-  void run(const plan::StageAction& action);
-  void forward(const plan::StageAction& action);
-  void forward_part(const plan::StageAction& action);
-  void backward(const plan::StageAction& action);
+  void run(const plan::Action& action);
+  void forward(const plan::Action& action);
+  void forward_part(const plan::Action& action);
+  void backward(const plan::Action& action);
   /// The loss of a micro-batch and the totals for all parts; returns the gradient of `output`, the last
   /// stage's.
   at::Tensor join_parts(const at::Tensor& output, int64_t micro_batch);
   void join_losses(const std::vector<at::Tensor>& targets);
-  void backward_weight(const plan::StageAction& action);
+  void backward_weight(const plan::Action& action);
   /// `gradient` is that of the output; of the last stage's, which is the loss, there is none.
-  void differentiate(StageAtWork& stage, const plan::StageAction& action, const at::Tensor& output,
+  void differentiate(StageAtWork& stage, const plan::Action& action, const at::Tensor& output,
                      const at::Tensor& gradient);
   /// What `pass` has made, in the messages of that kind.
   void hand_on(const plan::StagePass& pass, plan::Message message, const at::Tensor& tensor);
-  void send(const plan::StageAction& action);
+  void send(const plan::Action& action);
   at::Tensor arrived(plan::Message message, int64_t stage, int64_t micro_batch);
-  void reduce_rest();
   void sum_tied();
   bool counts_in_norm(const Stage& stage) const;
   at::Tensor mean_loss() const;
-  int64_t maker_of(const plan::StageAction& message) const;
-  std::string in_words(const plan::StageAction* action) const;
+  int64_t maker_of(const plan::Action& message) const;
+  std::string in_words(const plan::Action* action) const;
   [[noreturn]] void fail(const std::string& where, const std::exception_ptr& error);
 
   plan::Schedule schedule_;
   StageLoss loss_;
   comm::Mesh mesh_, stage_mesh_;
   PipelineOptions options_;
-  plan::StageProgram program_;
+  plan::StageActions actions_;  ///< of a step
+  Program program_;
   std::vector<StageAtWork> stages_;  ///< in rising order
   std::vector<std::shared_ptr<DataParallel>> engines_;
   std::vector<Tie> ties_;  ///< by PipelineOptions::tied
@@ -300,6 +309,8 @@ class Pipeline {
 
   // One step.
   const plan::Schedule* running_ = nullptr;
+  Program running_program_;
+  std::optional<plan::Action> at_;  ///< what runs, for errors
   Batch batch_;
   Finish finish_;                 ///< what becomes of the output of the last stage
   std::vector<double> weights_;   ///< of micro-batches

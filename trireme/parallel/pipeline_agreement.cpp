@@ -17,9 +17,9 @@
 namespace trireme::parallel {
 namespace {
 
+using plan::Action;
 using plan::Message;
-using plan::StageAction;
-using Kind = StageAction::Kind;
+using Kind = plan::ActionKind;
 
 std::string failure_key(const std::vector<int64_t>& ranks, int64_t number) {
   return fmt::format("pipeline/{}/{}/failure", hex64(xxh3(fmt::format("{}", fmt::join(ranks, ",")))), number);
@@ -182,7 +182,7 @@ std::vector<std::vector<double>> Pipeline::gather_unless_refused(const std::exce
 }
 
 /// A message names the stage that takes it, or the part of the head that it is from.
-int64_t Pipeline::maker_of(const StageAction& message) const {
+int64_t Pipeline::maker_of(const Action& message) const {
   switch (message.message) {
     case Message::kActivation:
       return message.stage - 1;
@@ -198,11 +198,11 @@ int64_t Pipeline::maker_of(const StageAction& message) const {
 }
 
 /// "stage 2 on rank 2 in 'forward 2F3', on (4, 8) Float of stage 1".
-std::string Pipeline::in_words(const StageAction* action) const {
+std::string Pipeline::in_words(const Action* action) const {
   if (action == nullptr) return fmt::format("rank {} at the end of a step", mesh_.world->rank());
   std::string text = fmt::format("stage {} on rank {} in '{}'",
                                  action->kind == Kind::kSend ? maker_of(*action) : action->stage,
-                                 mesh_.world->rank(), plan::to_text(*action));
+                                 mesh_.world->rank(), plan::stage_text(*action));
   const auto pass = in_flight_.find({action->stage, action->micro_batch});
   if (action->kind == Kind::kForward && action->stage > 0 && pass != in_flight_.end()) {
     const at::Tensor& input = pass->second.input;

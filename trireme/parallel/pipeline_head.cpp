@@ -10,7 +10,7 @@ using plan::Message;
 using PassKind = plan::StagePass::Kind;
 
 /// What it makes for the last stage leaves at once; of forward passes alone stays what finish_() makes.
-void Pipeline::forward_part(const plan::StageAction& action) {
+void Pipeline::forward_part(const plan::Action& action) {
   const int64_t stage = action.stage, micro_batch = action.micro_batch;
   const at::Tensor hidden = arrived(Message::kHidden, stage, micro_batch).variable_data();
   const StageAtWork& here = *stage_here(stage);

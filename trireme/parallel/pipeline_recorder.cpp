@@ -18,26 +18,27 @@
 namespace trireme::parallel {
 namespace {
 
-using plan::StageAction;
+using plan::Action;
+using plan::ActionKind;
 using plan::StageEvent;
 
-StageEvent::Kind kind_of(StageAction::Kind kind) {
+StageEvent::Kind kind_of(ActionKind kind) {
   switch (kind) {
-    case StageAction::Kind::kForward:
+    case ActionKind::kForward:
       return StageEvent::Kind::kForward;
-    case StageAction::Kind::kBackward:
+    case ActionKind::kBackward:
       return StageEvent::Kind::kBackward;
-    case StageAction::Kind::kBackwardInput:
+    case ActionKind::kBackwardInput:
       return StageEvent::Kind::kBackwardInput;
-    case StageAction::Kind::kBackwardWeight:
+    case ActionKind::kBackwardWeight:
       return StageEvent::Kind::kBackwardWeight;
-    case StageAction::Kind::kSend:
+    case ActionKind::kSend:
       return StageEvent::Kind::kSend;
-    case StageAction::Kind::kPost:
-    case StageAction::Kind::kTake:
+    case ActionKind::kRecv:
       return StageEvent::Kind::kWait;
+    default:
+      throw LogicError("[parallel.pipeline] {} is no event of a stage", kind);
   }
-  throw LogicError("[parallel.pipeline] action of unknown kind {}", static_cast<int>(kind));
 }
 
 bool somebody_listens_to_allocators() {
@@ -92,8 +93,8 @@ PipelineRecorder::Step::~Step() {
   if (recorder_ != nullptr) recorder_->watch_.reset();
 }
 
-PipelineRecorder::Span::Span(PipelineRecorder* recorder, const StageAction& action)
-    : recorder_(action.kind == StageAction::Kind::kPost ? nullptr : recorder) {
+PipelineRecorder::Span::Span(PipelineRecorder* recorder, const Action& action)
+    : recorder_(action.kind == ActionKind::kPost ? nullptr : recorder) {
   if (recorder_ == nullptr) return;
   event_.kind = kind_of(action.kind);
   event_.stage = action.stage;

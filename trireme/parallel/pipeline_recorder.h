@@ -40,7 +40,7 @@ class PipelineRecorder {
   /// Records an event, from construction to destruction. Without a recorder it does nothing.
   class Span {
    public:
-    Span(PipelineRecorder* recorder, const plan::StageAction& action);
+    Span(PipelineRecorder* recorder, const plan::Action& action);
     Span(PipelineRecorder* recorder, plan::StageEvent::Kind kind);
     ~Span();
     Span(const Span&) = delete;

@@ -10,9 +10,9 @@
 namespace trireme::parallel {
 namespace {
 
+using plan::Action;
+using plan::ActionKind;
 using plan::Message;
-using plan::StageAction;
-using Kind = StageAction::Kind;
 
 constexpr int64_t kMostDims = 8;
 constexpr int64_t kShapeNumbers = kMostDims + 2;  // dtype, dims, sizes
@@ -23,14 +23,14 @@ std::string StageLinks::Boundary::in_words() const {
   return fmt::format("({}) {}", fmt::join(sizes, ", "), c10::toString(dtype));
 }
 
-StageLinks::StageLinks(comm::World& world, std::vector<int64_t> ranks, const plan::StageProgram& program)
+StageLinks::StageLinks(comm::World& world, std::vector<int64_t> ranks, const plan::StageActions& program)
     : device_(world.device()) {
   // In one order on all ranks, since both ends meet.
   std::map<std::pair<int64_t, int64_t>, int64_t> pairs;  // of global ranks: the peer in the pipeline
-  for (const StageAction& action : program) {
-    if (action.peer < 0) continue;
+  for (const Action& action : program) {
+    if (!action.is_message()) continue;
     const int64_t peer = ranks.at(static_cast<size_t>(action.peer));
-    const bool sends = action.kind == Kind::kSend;
+    const bool sends = action.kind == ActionKind::kSend;
     pairs[sends ? std::pair(world.rank(), peer) : std::pair(peer, world.rank())] = action.peer;
   }
   for (const auto& [pair, peer] : pairs) {
@@ -40,7 +40,7 @@ StageLinks::StageLinks(comm::World& world, std::vector<int64_t> ranks, const pla
   }
 }
 
-void StageLinks::send(const StageAction& action, const at::Tensor& tensor) {
+void StageLinks::send(const Action& action, const at::Tensor& tensor) {
   const at::Tensor contiguous = tensor.contiguous();
   comm::Link& link = *outgoing_.at(action.peer);
   if (action.message != Message::kGradient) {
@@ -59,13 +59,13 @@ void StageLinks::send(const StageAction& action, const at::Tensor& tensor) {
   if (const auto back = incoming_.find(action.peer); back != incoming_.end()) post_known(back->second);
 }
 
-void StageLinks::check_shape(const StageAction& action, const Boundary& before, const Boundary& now) const {
+void StageLinks::check_shape(const Action& action, const Boundary& before, const Boundary& now) const {
   if (now == before) return;
   if (action.message != Message::kActivation) {
     throw LogicError(
         "[parallel.pipeline] '{}' has {} for micro-batch {}, but had {} in the first step; use micro-batches "
         "of the same shapes in every step",
-        plan::to_text(action), now.in_words(), action.micro_batch, before.in_words());
+        plan::stage_text(action), now.in_words(), action.micro_batch, before.in_words());
   }
   throw LogicError(
       "[parallel.pipeline] stage {} produced {} for micro-batch {}, but stage {} received {} in the first "
@@ -92,7 +92,7 @@ StageLinks::Boundary StageLinks::receive_shape(comm::Link& link) const {
   return {static_cast<at::ScalarType>(first[0]), std::vector<int64_t>(first + 2, first + 2 + first[1])};
 }
 
-void StageLinks::post(const StageAction& action) {
+void StageLinks::post(const Action& action) {
   Incoming& incoming = incoming_.at(action.peer);
   incoming.waiting.push_back(action);
   post_known(incoming);
@@ -105,7 +105,7 @@ void StageLinks::post_known(Incoming& incoming) {
   }
 }
 
-at::Tensor StageLinks::take(const StageAction& action) {
+at::Tensor StageLinks::take(const Action& action) {
   Incoming& incoming = incoming_.at(action.peer);
   // Messages are taken in the order of posts: what is ahead of the shape has arrived.
   if (!incoming.waiting.empty() && item_of(incoming.waiting.front()) == item_of(action)) {
@@ -115,7 +115,7 @@ at::Tensor StageLinks::take(const StageAction& action) {
   return incoming.link->wait();
 }
 
-at::Tensor StageLinks::buffer_for(const StageAction& action) {
+at::Tensor StageLinks::buffer_for(const Action& action) {
   const Boundary& shape = shapes_.at(item_of(action));
   const int64_t numel = c10::multiply_integers(shape.sizes);
   at::Tensor& buffer = buffers_[{action.message, action.stage, action.buffer}];

@@ -35,15 +35,15 @@ class StageLinks {
 
   /// Links for the messages of `program`, whose ranks are `ranks` of the world. Collective over those of them
   /// that talk to each other.
-  StageLinks(comm::World& world, std::vector<int64_t> ranks, const plan::StageProgram& program);
+  StageLinks(comm::World& world, std::vector<int64_t> ranks, const plan::StageActions& program);
 
   /// kSend: `tensor` leaves; nobody writes to it afterwards. It must have the shape and dtype that it had in
   /// the first step, else LogicError names the stages.
-  void send(const plan::StageAction& action, const at::Tensor& tensor);
+  void send(const plan::Action& action, const at::Tensor& tensor);
   /// kPost: the message may arrive from now on, or once its shape is known.
-  void post(const plan::StageAction& action);
-  /// kTake: the message, in a buffer that the program posts again when it is not used any more.
-  at::Tensor take(const plan::StageAction& action);
+  void post(const plan::Action& action);
+  /// kRecv: the message, in a buffer that the program posts again when it is not used any more.
+  at::Tensor take(const plan::Action& action);
 
   /// What is known of shapes; messages of a program whose shapes are not known tell them anew. Between two
   /// programs, on all ranks.
@@ -63,16 +63,16 @@ class StageLinks {
  private:
   struct Incoming {
     std::shared_ptr<comm::Link> link;
-    std::deque<plan::StageAction> waiting;  ///< posts from the first one whose shape is not known on
+    std::deque<plan::Action> waiting;  ///< posts from the first one whose shape is not known on
   };
-  static Item item_of(const plan::StageAction& action) {
+  static Item item_of(const plan::Action& action) {
     return {action.message, action.stage, action.micro_batch};
   }
   void send_shape(comm::Link& link, const at::Tensor& tensor) const;
   Boundary receive_shape(comm::Link& link) const;
-  void check_shape(const plan::StageAction& action, const Boundary& before, const Boundary& now) const;
+  void check_shape(const plan::Action& action, const Boundary& before, const Boundary& now) const;
   void post_known(Incoming& incoming);
-  at::Tensor buffer_for(const plan::StageAction& action);
+  at::Tensor buffer_for(const plan::Action& action);
 
   at::Device device_;
   std::map<int64_t, std::shared_ptr<comm::Link>> outgoing_;  ///< by rank of the pipeline

@@ -12,7 +12,7 @@
 namespace trireme::plan {
 namespace {
 
-using Kind = StageAction::Kind;
+using Kind = ActionKind;
 
 Kind kind_of(const StagePass& pass) {
   switch (pass.kind) {
@@ -28,12 +28,13 @@ Kind kind_of(const StagePass& pass) {
   throw LogicError("[plan.lower] pass of unknown kind {}", static_cast<int>(pass.kind));
 }
 
-StageAction action_of(Kind kind, const StageEdge& edge, int64_t micro_batch, int64_t peer) {
-  return {kind, edge.stage, micro_batch, edge.message, peer};
+Action action_of(Kind kind, const StageEdge& edge, int64_t micro_batch, int64_t peer) {
+  return {
+      .kind = kind, .micro_batch = micro_batch, .stage = edge.stage, .message = edge.message, .peer = peer};
 }
 
 /// Messages that a rank takes, by peer, in the order in which that sends them.
-using Incoming = std::map<int64_t, std::deque<StageAction>>;
+using Incoming = std::map<int64_t, std::deque<Action>>;
 
 /// What a pass makes. Of forward passes alone parts of the head leave what they make.
 std::vector<StageEdge> edges_of(const Schedule& schedule, const StagePass& pass, bool trains) {
@@ -52,7 +53,7 @@ std::vector<Incoming> messages_of(const Schedule& schedule) {
         const int64_t to = schedule.rank_of(edge.to, pass.micro_batch);
         if (to == from) continue;
         incoming[static_cast<size_t>(to)][from].push_back(
-            action_of(Kind::kTake, edge, pass.micro_batch, from));
+            action_of(Kind::kRecv, edge, pass.micro_batch, from));
       }
     }
   }
@@ -60,24 +61,24 @@ std::vector<Incoming> messages_of(const Schedule& schedule) {
 }
 
 /// Passes, sends and takes in their order; buffers come later.
-StageProgram without_posts(const Schedule& schedule, int64_t rank, Incoming incoming) {
+StageActions without_posts(const Schedule& schedule, int64_t rank, Incoming incoming) {
   const bool trains = LastUse(schedule).trains();
-  StageProgram program;
+  StageActions program;
   std::set<std::tuple<Message, int64_t, int64_t>> taken;
   for (const StagePass& pass : schedule.ranks[static_cast<size_t>(rank)]) {
     for (const StageEdge& need : needed_by(schedule, pass)) {
       const int64_t peer = schedule.rank_of(need.from, pass.micro_batch);
       if (peer == rank) continue;
-      std::deque<StageAction>& line = incoming[peer];
+      std::deque<Action>& line = incoming[peer];
       // What was sent before it arrives before it.
       while (!taken.contains({need.message, need.stage, pass.micro_batch})) {
-        const StageAction& take = line.front();
+        const Action& take = line.front();
         taken.insert({take.message, take.stage, take.micro_batch});
         program.push_back(take);
         line.pop_front();
       }
     }
-    program.push_back({kind_of(pass), pass.stage, pass.micro_batch});
+    program.push_back({.kind = kind_of(pass), .micro_batch = pass.micro_batch, .stage = pass.stage});
     for (const StageEdge& made : edges_of(schedule, pass, trains)) {
       const int64_t peer = schedule.rank_of(made.to, pass.micro_batch);
       if (peer != rank) program.push_back(action_of(Kind::kSend, made, pass.micro_batch, peer));
@@ -87,12 +88,12 @@ StageProgram without_posts(const Schedule& schedule, int64_t rank, Incoming inco
 }
 
 /// Buffers that are in use at once at most, by pool, if each were posted when it is taken.
-std::map<Pool, int64_t> needed_at_once(const Schedule& schedule, const StageProgram& program) {
+std::map<Pool, int64_t> needed_at_once(const Schedule& schedule, const StageActions& program) {
   const LastUse last_use(schedule);
   std::map<Pool, std::set<int64_t>> in_use;
   std::map<Pool, int64_t> most;
-  for (const StageAction& action : program) {
-    if (action.kind == Kind::kTake) {
+  for (const Action& action : program) {
+    if (action.kind == Kind::kRecv) {
       const Pool pool{action.stage, action.message};
       in_use[pool].insert(action.micro_batch);
       most[pool] = std::max(most[pool], static_cast<int64_t>(in_use[pool].size()));
@@ -106,10 +107,10 @@ std::map<Pool, int64_t> needed_at_once(const Schedule& schedule, const StageProg
 /// Posts each message as early as the order of its sender and the buffers of its pool allow.
 class Poster {
  public:
-  Poster(const Schedule& schedule, const StageProgram& program, int64_t ahead) {
+  Poster(const Schedule& schedule, const StageActions& program, int64_t ahead) {
     std::map<Pool, int64_t> messages;
-    for (const StageAction& action : program) {
-      if (action.kind != Kind::kTake) continue;
+    for (const Action& action : program) {
+      if (action.kind != Kind::kRecv) continue;
       waiting_[action.peer].push_back(action);
       ++messages[{action.stage, action.message}];
     }
@@ -118,10 +119,10 @@ class Poster {
     }
   }
 
-  void post_what_fits(StageProgram& program) {
+  void post_what_fits(StageActions& program) {
     for (auto& [peer, line] : waiting_) {
       while (!line.empty()) {
-        StageAction post = line.front();
+        Action post = line.front();
         std::set<int64_t>& free = free_[{post.stage, post.message}];
         if (free.empty()) break;
         post.kind = Kind::kPost;
@@ -133,7 +134,7 @@ class Poster {
       }
     }
   }
-  int64_t buffer_of(const StageAction& take) const {
+  int64_t buffer_of(const Action& take) const {
     return used_.at({take.stage, take.message, take.micro_batch});
   }
   /// Those of a micro-batch; returns whether there were any.
@@ -150,25 +151,25 @@ class Poster {
   }
 
  private:
-  std::map<int64_t, std::deque<StageAction>> waiting_;  ///< by peer
+  std::map<int64_t, std::deque<Action>> waiting_;  ///< by peer
   std::map<Pool, std::set<int64_t>> free_;
   std::map<std::tuple<int64_t, Message, int64_t>, int64_t> used_;
 };
 
-StageProgram with_posts(const Schedule& schedule, int64_t rank, int64_t ahead, Incoming incoming) {
-  const StageProgram bare = without_posts(schedule, rank, std::move(incoming));
+StageActions with_posts(const Schedule& schedule, int64_t rank, int64_t ahead, Incoming incoming) {
+  const StageActions bare = without_posts(schedule, rank, std::move(incoming));
   const LastUse last_use(schedule);
   Poster poster(schedule, bare, ahead);
-  StageProgram program;
+  StageActions program;
   poster.post_what_fits(program);
   bool gave_back = false;
-  for (StageAction action : bare) {
+  for (Action action : bare) {
     // Sends come first: others wait for them.
     if (gave_back && action.kind != Kind::kSend) {
       poster.post_what_fits(program);
       gave_back = false;
     }
-    if (action.kind == Kind::kTake) action.buffer = poster.buffer_of(action);
+    if (action.kind == Kind::kRecv) action.buffer = poster.buffer_of(action);
     program.push_back(action);
     if (action.peer < 0 && poster.give_back(last_use.of(action), action.micro_batch)) gave_back = true;
   }
@@ -176,7 +177,7 @@ StageProgram with_posts(const Schedule& schedule, int64_t rank, int64_t ahead, I
 }
 
 /// `rank`'s alone.
-StageProgram with_posts(const Schedule& schedule, int64_t rank, int64_t ahead) {
+StageActions with_posts(const Schedule& schedule, int64_t rank, int64_t ahead) {
   TRIREME_CHECK(
       rank >= 0 && rank < static_cast<int64_t>(schedule.ranks.size()) && ahead >= 0,
       "[plan.lower] there is no program for rank {} of a schedule for {} ranks with {} buffers ahead", rank,
@@ -228,7 +229,7 @@ LastUse::LastUse(const Schedule& schedule) : schedule_(schedule) {
   });
 }
 
-std::vector<Pool> LastUse::of(const StageAction& pass) const {
+std::vector<Pool> LastUse::of(const Action& pass) const {
   std::vector<Pool> pools;
   const bool ends = trains_ ? pass.kind == Kind::kBackward || pass.kind == Kind::kBackwardWeight
                             : pass.kind == Kind::kForward;
@@ -243,27 +244,27 @@ std::vector<Pool> LastUse::of(const StageAction& pass) const {
   return pools;
 }
 
-StageProgram lower(const Schedule& schedule, int64_t rank, int64_t ahead) {
+StageActions lower(const Schedule& schedule, int64_t rank, int64_t ahead) {
   simulate(schedule);
   return with_posts(schedule, rank, ahead);
 }
 
-std::vector<StageProgram> lower_all(const Schedule& schedule, int64_t ahead) {
+std::vector<StageActions> lower_all(const Schedule& schedule, int64_t ahead) {
   simulate(schedule);
   std::vector<Incoming> incoming = messages_of(schedule);
-  std::vector<StageProgram> programs;
+  std::vector<StageActions> programs;
   for (size_t rank = 0; rank < schedule.ranks.size(); ++rank)
     programs.push_back(with_posts(schedule, static_cast<int64_t>(rank), ahead, std::move(incoming[rank])));
   return programs;
 }
 
-StageProgram lower_forward(const Schedule& forwards, int64_t rank, int64_t ahead) {
+StageActions lower_forward(const Schedule& forwards, int64_t rank, int64_t ahead) {
   return with_posts(forwards, rank, ahead);
 }
 
-std::map<Pool, int64_t> receive_buffers(const StageProgram& program) {
+std::map<Pool, int64_t> receive_buffers(const StageActions& program) {
   std::map<Pool, int64_t> counts;
-  for (const StageAction& action : program) {
+  for (const Action& action : program) {
     if (action.kind != Kind::kPost) continue;
     int64_t& count = counts[{action.stage, action.message}];
     count = std::max(count, action.buffer + 1);

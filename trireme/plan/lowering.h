@@ -10,57 +10,24 @@
 #include <vector>
 
 #include "trireme/plan/schedule.h"
+#include "trireme/plan/step_program.h"
 
 namespace trireme::plan {
 
-/// What travels between two stages.
-enum class Message {
-  kActivation,  ///< a stage's output, to the next stage
-  kGradient,    ///< the gradient of a stage's input, to the stage before
-  // Of a head that is spread, between the last stage and a part of it:
-  kHidden,  ///< the last stage's output, to the part
-  kPart,    ///< what the part makes of it, to the last stage
-  kTotals   ///< what all parts make of it together, back to the part
-};
-
-template <>
-inline constexpr auto kNames<Message> = std::to_array<std::string_view>({"activation", "gradient", "hidden",
-                                                                         "part", "totals"});
-
-/// A pass of a stage, or one end of a message. A message has the micro-batch and the stage of the pass that
-/// needs it, but one from a part of the head has that part.
-struct StageAction {
-  enum class Kind {
-    kForward,
-    kBackward,
-    kBackwardInput,
-    kBackwardWeight,
-    kSend,  ///< what the last pass has made leaves for `peer`; does not wait
-    kPost,  ///< from now on the next message of `peer` may arrive in `buffer`; does not wait
-    kTake   ///< waits until the oldest posted message of `peer` is in `buffer`
-  };
-  Kind kind = Kind::kForward;
-  int64_t stage = 0;
-  int64_t micro_batch = 0;
-  Message message = Message::kActivation;
-  int64_t peer = -1;    ///< rank of the pipeline; -1: a pass
-  int64_t buffer = -1;  ///< kPost and kTake: one of those for this stage and kind of message
-  bool operator==(const StageAction&) const = default;
-};
-
-/// The actions of a rank in their order.
-using StageProgram = std::vector<StageAction>;
+/// The passes of a rank's stages, each one action for all units of its stage, and the messages between them,
+/// in their order.
+using StageActions = std::vector<Action>;
 
 /// The program of `rank`. A receive buffer is in use from its post to its last use (LastUse). A stage has as
 /// many as the schedule needs at once, and up to `ahead` more, so that messages arrive before they are
 /// needed. Each rank posts what another sends in the order of its sends. Throws ConfigError as simulate() for
 /// a schedule that cannot run, LogicError for a rank that it lacks.
-StageProgram lower(const Schedule& schedule, int64_t rank, int64_t ahead = 1);
+StageActions lower(const Schedule& schedule, int64_t rank, int64_t ahead = 1);
 /// The programs of all ranks, in less time.
-std::vector<StageProgram> lower_all(const Schedule& schedule, int64_t ahead = 1);
+std::vector<StageActions> lower_all(const Schedule& schedule, int64_t ahead = 1);
 
 /// The same for forward passes alone (forward_only()): a receive buffer is in use to the end of its pass.
-StageProgram lower_forward(const Schedule& forwards, int64_t rank, int64_t ahead = 1);
+StageActions lower_forward(const Schedule& forwards, int64_t rank, int64_t ahead = 1);
 
 /// What a pass makes for stages of other ranks, or of its own: a message each, in the order in which they
 /// leave.
@@ -83,7 +50,7 @@ class LastUse {
  public:
   /// `schedule` must outlive this.
   explicit LastUse(const Schedule& schedule);
-  std::vector<Pool> of(const StageAction& pass) const;
+  std::vector<Pool> of(const Action& pass) const;
   bool trains() const { return trains_; }
 
  private:
@@ -92,7 +59,7 @@ class LastUse {
 };
 
 /// How many receive buffers a program uses.
-std::map<Pool, int64_t> receive_buffers(const StageProgram& program);
+std::map<Pool, int64_t> receive_buffers(const StageActions& program);
 
 /// Whether a rank goes on behind a send at once, or when the receiver has posted the message.
 enum class Sends { kAtOnce, kWhenPosted };
@@ -101,17 +68,15 @@ enum class Sends { kAtOnce, kWhenPosted };
 /// sends or takes what is not there, uses a buffer that is taken, meets a message out of order, or waits for
 /// ever (forward_only() ends with forward passes); also when passes are not those of the schedule or
 /// something that was sent is never taken.
-void check_programs(const Schedule& schedule, const std::vector<StageProgram>& programs,
+void check_programs(const Schedule& schedule, const std::vector<StageActions>& programs,
                     Sends sends = Sends::kAtOnce);
 
-/// Of a message in text.
+/// Letter of a message in text.
 char letter_of(Message message);
-/// "take 2F3 from 1 in 0": F is an activation or a forward pass, B a gradient or a backward pass; H, P and T
+/// "recv 2F3 from 1 in 0": F is an activation or a forward pass, B a gradient or a backward pass; H, P and T
 /// are what a head that is spread sends: hidden states, parts, totals.
-std::string to_text(const StageAction& action);
+std::string stage_text(const Action& action);
 /// One line an action.
-std::string to_text(const StageProgram& program);
-/// Reads to_text(). Throws ConfigError with the line.
-StageProgram program_from_text(std::string_view text);
+std::string stage_text(const StageActions& actions);
 
 }  // namespace trireme::plan

@@ -11,25 +11,25 @@
 namespace trireme::plan {
 namespace {
 
-using Kind = StageAction::Kind;
+using Kind = ActionKind;
 using Item = std::tuple<Message, int64_t, int64_t>;  // with stage and micro-batch of the pass that needs it
 
-Item item_of(const StageAction& action) {
+Item item_of(const Action& action) {
   return {action.message, action.stage, action.micro_batch};
 }
 
 struct RankState {
   size_t next = 0;
   std::set<std::tuple<Kind, int64_t, int64_t>> ran;
-  std::set<Item> here;                                ///< taken, or made here for a stage of this rank
-  std::set<Item> to_send;                             ///< made here for another rank
-  std::map<int64_t, std::deque<StageAction>> posted;  ///< by peer
+  std::set<Item> here;                           ///< taken, or made here for a stage of this rank
+  std::set<Item> to_send;                        ///< made here for another rank
+  std::map<int64_t, std::deque<Action>> posted;  ///< by peer
   std::map<std::tuple<int64_t, Message, int64_t>, int64_t> buffers;  ///< in use: micro-batch
 };
 
 class Check {
  public:
-  Check(const Schedule& schedule, const std::vector<StageProgram>& programs, Sends sends)
+  Check(const Schedule& schedule, const std::vector<StageActions>& programs, Sends sends)
       : schedule_(schedule),
         last_use_(schedule),
         programs_(programs),
@@ -53,7 +53,7 @@ class Check {
  private:
   /// False: the action waits for another rank.
   bool advance(size_t rank) {
-    const StageAction& action = programs_[rank][ranks_[rank].next];
+    const Action& action = programs_[rank][ranks_[rank].next];
     switch (action.kind) {
       case Kind::kSend:
         if (sends_ == Sends::kWhenPosted && !is_posted(rank, action)) return false;
@@ -62,7 +62,7 @@ class Check {
       case Kind::kPost:
         post(rank, action);
         break;
-      case Kind::kTake:
+      case Kind::kRecv:
         if (!take(rank, action)) return false;
         break;
       default:
@@ -72,13 +72,12 @@ class Check {
     return true;
   }
 
-  bool is_posted(size_t rank, const StageAction& send) {
+  bool is_posted(size_t rank, const Action& send) {
     const auto& posted = ranks_[static_cast<size_t>(send.peer)].posted[static_cast<int64_t>(rank)];
-    return std::ranges::any_of(posted,
-                               [&](const StageAction& post) { return item_of(post) == item_of(send); });
+    return std::ranges::any_of(posted, [&](const Action& post) { return item_of(post) == item_of(send); });
   }
 
-  void send(size_t rank, const StageAction& action) {
+  void send(size_t rank, const Action& action) {
     require(ranks_[rank].to_send.erase(item_of(action)) == 1, rank, action,
             "sends what has not been computed");
     const int64_t to = action.message == Message::kPart ? schedule_.stages - 1 : action.stage;
@@ -86,14 +85,14 @@ class Check {
     in_flight_[{static_cast<int64_t>(rank), action.peer}].push_back(action);
   }
 
-  void post(size_t rank, const StageAction& action) {
+  void post(size_t rank, const Action& action) {
     const auto [place, is_free] = ranks_[rank].buffers.emplace(
         std::tuple{action.stage, action.message, action.buffer}, action.micro_batch);
     require(is_free, rank, action, "uses a buffer that is in use");
     ranks_[rank].posted[action.peer].push_back(action);
   }
 
-  bool take(size_t rank, const StageAction& action) {
+  bool take(size_t rank, const Action& action) {
     auto& posted = ranks_[rank].posted[action.peer];
     require(!posted.empty() && item_of(posted.front()) == item_of(action) &&
                 posted.front().buffer == action.buffer,
@@ -101,14 +100,14 @@ class Check {
     auto& line = in_flight_[{action.peer, static_cast<int64_t>(rank)}];
     if (line.empty()) return false;
     if (item_of(line.front()) != item_of(action))
-      refuse(rank, action, fmt::format("is matched by '{}'", to_text(line.front())));
+      refuse(rank, action, fmt::format("is matched by '{}'", stage_text(line.front())));
     line.pop_front();
     posted.pop_front();
     ranks_[rank].here.insert(item_of(action));
     return true;
   }
 
-  void pass(size_t rank, const StageAction& action) {
+  void pass(size_t rank, const Action& action) {
     RankState& state = ranks_[rank];
     const auto has = [&](Kind kind) { return state.ran.contains({kind, action.stage, action.micro_batch}); };
     if (action.kind == Kind::kBackwardWeight) {
@@ -133,7 +132,7 @@ class Check {
     }
   }
 
-  static StagePass pass_of(const StageAction& action) {
+  static StagePass pass_of(const Action& action) {
     const auto kind = action.kind == Kind::kForward    ? StagePass::Kind::kForward
                       : action.kind == Kind::kBackward ? StagePass::Kind::kBackward
                                                        : StagePass::Kind::kBackwardInput;
@@ -153,8 +152,8 @@ class Check {
     for (size_t rank = 0; rank < ranks_.size(); ++rank) {
       const size_t next = ranks_[rank].next;
       if (next == programs_[rank].size()) continue;
-      waiting +=
-          fmt::format("{}rank {} at '{}'", waiting.empty() ? "" : ", ", rank, to_text(programs_[rank][next]));
+      waiting += fmt::format("{}rank {} at '{}'", waiting.empty() ? "" : ", ", rank,
+                             stage_text(programs_[rank][next]));
     }
     if (!waiting.empty()) throw LogicError("[plan.check_programs] the programs deadlock: {}", waiting);
     for (size_t rank = 0; rank < ranks_.size(); ++rank) check_left(rank);
@@ -171,28 +170,28 @@ class Check {
                   rank, state.to_send.size(), state.here.size(), state.buffers.size());
     for (const auto& [pair, line] : in_flight_) {
       TRIREME_CHECK(line.empty(), "[plan.check_programs] no rank receives '{}' of rank {}",
-                    to_text(line.front()), pair.first);
+                    stage_text(line.front()), pair.first);
     }
   }
 
-  static void refuse(size_t rank, const StageAction& action, const std::string& why) {
-    throw LogicError("[plan.check_programs] rank {}: '{}' {}", rank, to_text(action), why);
+  static void refuse(size_t rank, const Action& action, const std::string& why) {
+    throw LogicError("[plan.check_programs] rank {}: '{}' {}", rank, stage_text(action), why);
   }
-  static void require(bool right, size_t rank, const StageAction& action, const char* why) {
+  static void require(bool right, size_t rank, const Action& action, const char* why) {
     if (!right) refuse(rank, action, why);
   }
 
   const Schedule& schedule_;
   LastUse last_use_;
-  const std::vector<StageProgram>& programs_;
+  const std::vector<StageActions>& programs_;
   Sends sends_;
   std::vector<RankState> ranks_;
-  std::map<std::pair<int64_t, int64_t>, std::deque<StageAction>> in_flight_;  ///< by sender and receiver
+  std::map<std::pair<int64_t, int64_t>, std::deque<Action>> in_flight_;  ///< by sender and receiver
 };
 
 }  // namespace
 
-void check_programs(const Schedule& schedule, const std::vector<StageProgram>& programs, Sends sends) {
+void check_programs(const Schedule& schedule, const std::vector<StageActions>& programs, Sends sends) {
   Check(schedule, programs, sends).run();
 }
 

@@ -178,7 +178,7 @@ void add_norm_transfers(StepProgram& program, const std::vector<ImageCosts>& cos
 }
 
 StepProgram pipeline_program(const Config& config, const ModelFacts& facts, const BatchPlan& batch,
-                             const EngineSetting& given, const PipelinePlan& plan, const StageProgram& passes,
+                             const EngineSetting& given, const PipelinePlan& plan, const StageActions& passes,
                              int64_t pp_rank) {
   const EngineSetting setting = setting_in_stages(given, plan.schedule);
   std::vector<ProgramStage> stages;
@@ -191,13 +191,16 @@ StepProgram pipeline_program(const Config& config, const ModelFacts& facts, cons
     const bool has_copy =
         index == 0 || (plan.schedule.spread_head ? is_part : index + 1 == plan.schedule.stages);
     for (const UnitSpec& unit : units) costs.push_back(unit.image);
-    stages.push_back({.index = index,
-                      .units = units_of_program(units, config, facts, batch, setting, plan.schedule, index),
-                      .tied = config.model.tie_embeddings && has_copy});
+    ProgramStage& stage = stages.emplace_back();
+    stage.index = index;
+    stage.units = units_of_program(units, config, facts, batch, setting, plan.schedule, index);
+    stage.setting = setting;
+    stage.order = declared_order(stage.units, UseFrom::kRunUnit);
+    stage.tied = config.model.tie_embeddings && has_copy;
   }
   const HeadPartBytes parts = part_bytes(config, batch, 0);
   StepProgram program = stage_program(
-      plan.schedule, passes, stages, setting,
+      plan.schedule, passes, stages,
       {.boundaries = boundaries_of(config, facts, batch, plan), .part = parts.part, .totals = parts.totals});
   add_norm_transfers(program, costs, config, setting);
   return program;
@@ -284,7 +287,7 @@ PipelinePlan plan_if_any(const Config& config, const BatchPlan& batch) {
 
 StepProgram unchecked_program(const Config& config, const ModelFacts& facts, const BatchPlan& batch,
                               const EngineSetting& setting, const PipelinePlan& plan,
-                              const StageProgram& passes, int64_t pp_rank) {
+                              const StageActions& passes, int64_t pp_rank) {
   if (config.parallel.pp > 1) return pipeline_program(config, facts, batch, setting, plan, passes, pp_rank);
   // More micro-batches repeat the second of three.
   EngineSetting shown = setting;
@@ -305,7 +308,7 @@ StepProgram unchecked_program(const Config& config, const ModelFacts& facts, con
 /// `plan` and `passes`, what a rank of its schedule does, are empty where there is no pipeline.
 StepProgram checked_program(const Config& config, const ModelFacts& facts, const BatchPlan& batch,
                             const EngineSetting& setting, const PipelinePlan& plan,
-                            const StageProgram& passes, int64_t pp_rank) {
+                            const StageActions& passes, int64_t pp_rank) {
   StepProgram program = unchecked_program(config, facts, batch, setting, plan, passes, pp_rank);
   if (!has_countable_bytes(program)) {
     throw ConfigError(
@@ -349,7 +352,7 @@ RankBytes bytes_of_rank(const Config& config, const ModelFacts& facts, const Bat
 
 /// `passes`: of each rank of `plan`, as checked_program() takes them.
 std::vector<RankBytes> bytes_of_ranks(const Config& given, int64_t ranks, Device device,
-                                      const PipelinePlan& plan, const std::vector<StageProgram>& passes) {
+                                      const PipelinePlan& plan, const std::vector<StageActions>& passes) {
   const Config config = settle_recompute(given, device);
   const MeshShape mesh = MeshShape::fit(config.parallel, ranks);
   const BatchPlan batch = plan_batch(config, mesh);
@@ -493,7 +496,7 @@ std::vector<RankBytes> bytes_by_pp_rank(const Config& config, int64_t ranks, Dev
 
 std::vector<RankBytes> bytes_by_pp_rank(const Config& config, int64_t ranks, Device device,
                                         const PipelinePlan& pipeline) {
-  std::vector<StageProgram> passes(1);
+  std::vector<StageActions> passes(1);
   if (config.parallel.pp > 1) passes = lower_all(pipeline.schedule, config.pipeline.ahead);
   return bytes_of_ranks(config, ranks, device, pipeline, passes);
 }
@@ -510,7 +513,7 @@ std::string memory_advice(const Config& given, int64_t ranks, Device device) {
   const bool staged = config.parallel.pp > 1;
   // Only another number of micro-batches changes what ranks of a pipeline do.
   PipelinePlan plan = plan_if_any(config, batch);
-  std::vector<StageProgram> passes(1);
+  std::vector<StageActions> passes(1);
   if (staged) passes = lower_all(plan.schedule, config.pipeline.ahead);
   const auto bytes_with = [&](const Config& changed) {
     const bool same = plan_batch(changed, mesh).accumulation == plan.schedule.micro_batches;

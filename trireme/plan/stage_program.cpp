@@ -7,7 +7,7 @@
 namespace trireme::plan {
 namespace {
 
-using Kind = StageAction::Kind;
+using Kind = ActionKind;
 
 Pass::Kind kind_of(Kind kind) {
   switch (kind) {
@@ -19,12 +19,9 @@ Pass::Kind kind_of(Kind kind) {
       return Pass::Kind::kBackwardInput;
     case Kind::kBackwardWeight:
       return Pass::Kind::kBackwardWeight;
-    case Kind::kSend:
-    case Kind::kPost:
-    case Kind::kTake:
-      break;
+    default:
+      throw LogicError("[plan.stage_program] {} is no pass of a stage", kind);
   }
-  throw LogicError("[plan.stage_program] action {} is not a pass", static_cast<int>(kind));
 }
 
 /// A stage's own program, of which passes are taken one after the other.
@@ -38,12 +35,14 @@ struct Part {
 
 class Merger {
  public:
-  Merger(const Schedule& schedule, const StageProgram& actions, const std::vector<ProgramStage>& stages,
-         const EngineSetting& setting, const MessageBytes& bytes)
+  Merger(const Schedule& schedule, const StageActions& actions, const std::vector<ProgramStage>& stages,
+         const MessageBytes& bytes)
       : schedule_(schedule), actions_(actions), bytes_(bytes) {
-    held_ = schedule.placement == Placement::kTwoWays;
+    trains_ = std::ranges::any_of(
+        actions, [](const Action& action) { return action.computes() && action.kind != Kind::kForward; });
+    held_ = trains_ && schedule.placement == Placement::kTwoWays;
     for (const ProgramStage& stage : stages) {
-      Part part{.stage = stage, .program = program_of(stage, setting)};
+      Part part{.stage = stage, .program = program_of(stage)};
       part.first_unit = std::ssize(whole_.units);
       whole_.units.insert(whole_.units.end(), stage.units.begin(), stage.units.end());
       parts_.push_back(std::move(part));
@@ -52,32 +51,30 @@ class Merger {
 
   StepProgram run() {
     if (held_) take_pass_of_each();
-    for (const StageAction& action : actions_) {
-      if (action.kind == Kind::kPost) continue;  // does nothing by itself
-      action.peer < 0 ? take_pass(part_of(action.stage)) : transfer(action);
-    }
+    for (const Action& action : actions_)
+      action.is_message() ? take_message(action) : take_pass(part_of(action.stage));
     // Reductions that come after all passes, then updates, each in the order of stages.
     for (Part& part : parts_) {
-      if (pass_of(part).kind == Pass::Kind::kReduce) take_pass(part);
+      if (trains_ && pass_of(part).kind == Pass::Kind::kReduce) take_pass(part);
     }
     if (held_) take_pass_of_each();
-    take_pass_of_each();
+    if (trains_) take_pass_of_each();
     for (const Part& part : parts_) take_buffers(part);
     add_receive_buffers();
     return std::move(whole_);
   }
 
  private:
-  StepProgram program_of(const ProgramStage& stage, const EngineSetting& setting) const {
+  StepProgram program_of(const ProgramStage& stage) const {
     const auto reducing = reducing_micro_batch(schedule_, actions_, stage.index, stage.tied);
     std::vector<EnginePass> passes;
-    for (const StageAction& action : actions_) {
-      if (action.peer >= 0 || action.stage != stage.index) continue;
+    for (const Action& action : actions_) {
+      if (action.is_message() || action.stage != stage.index) continue;
       passes.push_back({kind_of(action.kind), action.micro_batch,
                         action.kind == Kind::kBackward && reducing == action.micro_batch});
     }
     if (!reducing) passes.push_back({.kind = Pass::Kind::kReduce});
-    return step_program(stage.units, setting, declared_order(stage.units, UseFrom::kRunUnit), passes, held_);
+    return step_program(stage.units, stage.setting, stage.order, passes, held_);
   }
 
   Part& part_of(int64_t stage) {
@@ -98,13 +95,20 @@ class Merger {
     const int64_t begin = std::ssize(whole_.actions);
     for (Action& message : arriving_) whole_.actions.push_back(std::move(message));
     arriving_.clear();
+    bool computes = false;
     for (int64_t at = pass.begin; at < pass.end; ++at) {
       Action action = part.program.actions[static_cast<size_t>(at)];
       if (action.unit != Action::kWholeModel) action.unit += part.first_unit;
       if (action.awaits >= 0) action.awaits = part.place.at(static_cast<size_t>(action.awaits));
+      action.stage = part.stage.index;
+      computes = computes || action.computes();
       part.place.push_back(std::ssize(whole_.actions));
       whole_.actions.push_back(std::move(action));
     }
+    if (const auto kind = computing(pass.kind); kind && !computes) {
+      whole_.actions.push_back({.kind = *kind, .micro_batch = pass.micro_batch, .stage = part.stage.index});
+    }
+    pass.stage = part.stage.index;
     pass.begin = begin;
     pass.end = std::ssize(whole_.actions);
     whole_.passes.push_back(pass);
@@ -132,19 +136,18 @@ class Merger {
     throw LogicError("[plan.stage_program] message {} has no place", static_cast<int>(message));
   }
 
-  /// What arrives belongs to the pass that follows, what leaves to the one before.
-  void transfer(const StageAction& action) {
-    const bool sends = action.kind == Kind::kSend;
-    const StageEnd place = place_of(action.message, action.stage, sends);
+  /// What arrives belongs to the pass that follows; what leaves, and buffers that are free again, to the one
+  /// before.
+  void take_message(Action message) {
+    const bool sends = message.kind == Kind::kSend;
+    const StageEnd place = place_of(message.message, message.stage, sends);
     const Part& part = part_of(place.stage);
-    const int64_t unit = part.first_unit + (place.at_end ? std::ssize(part.stage.units) - 1 : 0);
-    Action message{.kind = sends ? ActionKind::kSend : ActionKind::kRecv,
-                   .unit = unit,
-                   .micro_batch = action.micro_batch,
-                   .lane = sends ? Lane::kSend : Lane::kRecv,
-                   .peer = action.peer};
-    if (!sends) return arriving_.push_back(std::move(message));
-    message.transfers = {{Collective::kSend, 2, bytes_.of(action.message, action.stage)}};
+    message.lane = sends ? Lane::kSend : Lane::kRecv;
+    if (const int64_t units = std::ssize(part.stage.units); units > 0)
+      message.unit = part.first_unit + (place.at_end ? units - 1 : 0);
+    if (sends) message.transfers = {{Collective::kSend, 2, bytes_.of(message.message, message.stage)}};
+    if (message.kind == Kind::kRecv || whole_.passes.empty() || !arriving_.empty())
+      return arriving_.push_back(std::move(message));
     whole_.actions.push_back(std::move(message));
     ++whole_.passes.back().end;
   }
@@ -164,6 +167,7 @@ class Merger {
     for (const auto& [pool, count] : receive_buffers(actions_)) {
       const auto& [stage, message] = pool;
       const Part& part = part_of(place_of(message, stage, /*sends=*/false).stage);
+      if (part.stage.units.empty()) continue;
       for (int64_t i = 0; i < count; ++i)
         whole_.buffers.push_back(
             {.role = Role::kBoundary, .unit = part.first_unit, .bytes = bytes_.of(message, stage)});
@@ -171,9 +175,9 @@ class Merger {
   }
 
   const Schedule& schedule_;
-  const StageProgram& actions_;
+  const StageActions& actions_;
   MessageBytes bytes_;
-  bool held_;
+  bool trains_ = false, held_ = false;
   std::vector<Part> parts_;
   std::vector<Action> arriving_;
   StepProgram whole_;
@@ -191,12 +195,12 @@ EngineSetting setting_in_stages(EngineSetting setting, const Schedule& schedule)
   return setting;
 }
 
-std::optional<int64_t> reducing_micro_batch(const Schedule& schedule, const StageProgram& actions,
+std::optional<int64_t> reducing_micro_batch(const Schedule& schedule, const StageActions& actions,
                                             int64_t stage, bool tied) {
   if (tied || schedule.placement == Placement::kTwoWays) return std::nullopt;
   std::optional<int64_t> last;
-  for (const StageAction& action : actions) {
-    if (action.peer >= 0 || action.stage != stage) continue;
+  for (const Action& action : actions) {
+    if (action.is_message() || action.stage != stage) continue;
     if (action.kind == Kind::kBackwardInput) return std::nullopt;
     if (action.kind == Kind::kBackward) last = action.micro_batch;
   }
@@ -204,6 +208,7 @@ std::optional<int64_t> reducing_micro_batch(const Schedule& schedule, const Stag
 }
 
 int64_t MessageBytes::of(Message message, int64_t stage) const {
+  if (boundaries.empty()) return 0;
   switch (message) {
     case Message::kActivation:
       return boundaries.at(static_cast<size_t>(stage) - 1);
@@ -219,10 +224,9 @@ int64_t MessageBytes::of(Message message, int64_t stage) const {
   throw LogicError("[plan.stage_program] message {} has no size", static_cast<int>(message));
 }
 
-StepProgram stage_program(const Schedule& schedule, const StageProgram& actions,
-                          const std::vector<ProgramStage>& stages, const EngineSetting& setting,
-                          const MessageBytes& bytes) {
-  return Merger(schedule, actions, stages, setting, bytes).run();
+StepProgram stage_program(const Schedule& schedule, const StageActions& actions,
+                          const std::vector<ProgramStage>& stages, const MessageBytes& bytes) {
+  return Merger(schedule, actions, stages, bytes).run();
 }
 
 }  // namespace trireme::plan

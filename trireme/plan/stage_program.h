@@ -14,10 +14,12 @@ namespace trireme::plan {
 struct ProgramStage {
   int64_t index = 0;
   std::vector<ProgramUnit> units;
-  bool tied = false;  ///< a parameter of it has a copy in another stage
+  EngineSetting setting;  ///< of its engine, over the ranks that hold the stage
+  UseOrder order;         ///< in which its module uses the units
+  bool tied = false;      ///< a parameter of it has a copy in another stage
 };
 
-/// Bytes of messages for a micro-batch.
+/// Bytes of messages for a micro-batch; by default 0, where nobody knows them yet.
 struct MessageBytes {
   std::vector<int64_t> boundaries = {};  ///< by stage, what it gives the next one, or a head that is spread
   int64_t part = 0, totals = 0;          ///< of a head that is spread
@@ -25,11 +27,11 @@ struct MessageBytes {
   int64_t of(Message message, int64_t stage) const;
 };
 
-/// `actions` are those of the rank (lower()), `stages` all that it has in rising order. `setting` is the
-/// engines', over the ranks that hold a stage. Receive buffers belong to the first unit of their stage.
-StepProgram stage_program(const Schedule& schedule, const StageProgram& actions,
-                          const std::vector<ProgramStage>& stages, const EngineSetting& setting,
-                          const MessageBytes& bytes);
+/// `actions` are those of the rank (lower()), or of forward passes alone (lower_forward()); `stages` are all
+/// that it has, in rising order. A pass of a stage whose units nobody has declared, or that has none, is one
+/// action for all of the stage. Receive buffers belong to the first unit of their stage.
+StepProgram stage_program(const Schedule& schedule, const StageActions& actions,
+                          const std::vector<ProgramStage>& stages, const MessageBytes& bytes);
 
 /// That of a stage's engine: where two ranks have a copy of each stage both are data-parallel ranks of it.
 EngineSetting setting_in_stages(EngineSetting setting, const Schedule& schedule);
@@ -37,7 +39,7 @@ EngineSetting setting_in_stages(EngineSetting setting, const Schedule& schedule)
 /// The micro-batch of which the backward pass of a stage reduces its gradients meanwhile: the last of all
 /// passes of the stage. None where gradients are complete only behind all passes: those of weights come
 /// apart, a copy of a parameter is elsewhere, or two ranks run the stage in different orders.
-std::optional<int64_t> reducing_micro_batch(const Schedule& schedule, const StageProgram& actions,
+std::optional<int64_t> reducing_micro_batch(const Schedule& schedule, const StageActions& actions,
                                             int64_t stage, bool tied);
 
 }  // namespace trireme::plan

@@ -25,6 +25,7 @@ Lane lane_of(ActionKind kind) {
       return Lane::kReduce;
     case ActionKind::kSend:
       return Lane::kSend;
+    case ActionKind::kPost:
     case ActionKind::kRecv:
       return Lane::kRecv;
     default:
@@ -84,6 +85,12 @@ class StepLaws {
   std::set<int64_t> reduced_, updated_;
   std::optional<int64_t> first_reduction_;  ///< its place
   std::set<int64_t> wire_forms_;            ///< in which gradients of all units so far may travel
+  /// Messages whose buffers were posted and that were not received: peer, kind, stage, micro-batch, buffer.
+  using Posting = std::tuple<int64_t, Message, int64_t, int64_t, int64_t>;
+  static Posting posting_of(const Action& action) {
+    return {action.peer, action.message, action.stage, action.micro_batch, action.buffer};
+  }
+  std::set<Posting> posted_;
   /// By kind, unit, peer, bytes and passes before: how many each micro-batch has.
   std::map<std::tuple<ActionKind, int64_t, int64_t, int64_t, int64_t>, std::map<int64_t, int64_t>> messages_;
 };
@@ -127,8 +134,9 @@ void StepLaws::check_gather(int64_t at, int64_t whole, int64_t ranks) const {
 
 void StepLaws::check_transfers(int64_t at) const {
   const Action& action = program_.actions[static_cast<size_t>(at)];
-  const bool message = action.kind == ActionKind::kSend || action.kind == ActionKind::kRecv;
-  if (message != (action.peer >= 0)) refuse(at, message ? "it has no peer" : "it has a peer");
+  const bool message = action.kind == ActionKind::kSend || action.kind == ActionKind::kPost ||
+                       action.kind == ActionKind::kRecv;
+  if (message != action.is_message()) refuse(at, message ? "it has no peer" : "it has a peer");
   if (action.kind == ActionKind::kSend && action.transfers.empty()) refuse(at, "it sends nothing");
   for (const Transfer& transfer : action.transfers) {
     const bool empty = action.unit >= 0 && unit(action.unit).numel == 0;
@@ -239,7 +247,11 @@ void StepLaws::walk(int64_t at) {
       return take(at);
     case ActionKind::kUpdate:
       return update(at);
+    case ActionKind::kPost:
+      if (!posted_.insert(posting_of(action)).second) refuse(at, "it is posted already");
+      return;
     case ActionKind::kRecv:
+      if (posted_.erase(posting_of(action)) == 0) refuse(at, "its buffer was not posted for it");
       if (backwards_.contains(place)) refuse(at, "the pass that needs it is over");
       [[fallthrough]];
     case ActionKind::kSend:
@@ -301,6 +313,12 @@ void StepLaws::check_order(int64_t micro_batch, const std::vector<int64_t>& unit
 }
 
 void StepLaws::check_messages() const {
+  if (!posted_.empty()) {
+    throw LogicError(
+        "[plan.step_program] a buffer is posted for a message of rank {} in micro-batch {}, which "
+        "is not received",
+        std::get<0>(*posted_.begin()), std::get<3>(*posted_.begin()));
+  }
   const bool has_memory = std::ranges::any_of(
       program_.buffers, [](const Buffer& buffer) { return buffer.role == Role::kBoundary; });
   bool receives = false;

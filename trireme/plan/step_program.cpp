@@ -6,6 +6,24 @@
 
 namespace trireme::plan {
 
+std::optional<ActionKind> computing(Pass::Kind pass) {
+  switch (pass) {
+    case Pass::Kind::kForward:
+      return ActionKind::kForward;
+    case Pass::Kind::kBackward:
+      return ActionKind::kBackward;
+    case Pass::Kind::kBackwardInput:
+      return ActionKind::kBackwardInput;
+    case Pass::Kind::kBackwardWeight:
+      return ActionKind::kBackwardWeight;
+    case Pass::Kind::kUpdate:
+    case Pass::Kind::kTransfer:
+    case Pass::Kind::kReduce:
+      break;
+  }
+  return std::nullopt;
+}
+
 std::vector<ProgramUnit> program_units(const std::vector<UnitSpec>& units, const EngineSetting& setting,
                                        const std::vector<int64_t>& activation_bytes) {
   std::vector<ProgramUnit> result;

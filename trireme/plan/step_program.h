@@ -26,14 +26,15 @@ enum class ActionKind {
   kReduce,          ///< gradients are summed over the ranks
   kGatherSum,       ///< ranks that update all of a unit gather its sum
   kUpdate,
-  kSend,
-  kRecv,
-  kWait  ///< the lane goes on once another action has run (Action::awaits)
+  kSend,  ///< what the last pass has made leaves for `peer`; does not wait
+  kPost,  ///< from now on the next message of `peer` may arrive in `buffer`; does not wait
+  kRecv,  ///< waits until the oldest posted message of `peer` is in `buffer`
+  kWait   ///< the lane goes on once another action has run (Action::awaits)
 };
 template <>
 inline constexpr auto kNames<ActionKind> = std::to_array<std::string_view>(
     {"unshard", "forward", "reshard", "backward", "backward_input", "backward_weight", "accumulate", "reduce",
-     "gather_sum", "update", "send", "recv", "wait"});
+     "gather_sum", "update", "send", "post", "recv", "wait"});
 
 /// Actions of a lane run one after the other; lanes run beside each other where communication has streams of
 /// its own.
@@ -41,6 +42,19 @@ enum class Lane { kCompute, kUnshard, kReduce, kSend, kRecv };
 template <>
 inline constexpr auto kNames<Lane> = std::to_array<std::string_view>({"compute", "unshard", "reduce", "send",
                                                                       "recv"});
+
+/// What travels between two stages.
+enum class Message {
+  kActivation,  ///< a stage's output, to the next stage
+  kGradient,    ///< the gradient of a stage's input, to the stage before
+  // Between the last stage and a part of a head that is spread:
+  kHidden,  ///< the last stage's output, to the part
+  kPart,    ///< what the part makes of it, to the last stage
+  kTotals   ///< what all parts make of it together, back to the part
+};
+template <>
+inline constexpr auto kNames<Message> = std::to_array<std::string_view>({"activation", "gradient", "hidden",
+                                                                         "part", "totals"});
 
 /// A collective of an action, or a message. `bytes` are sent by this rank.
 struct Transfer {
@@ -59,8 +73,12 @@ struct Action {
   int64_t micro_batch = kOnceAStep;
   Lane lane = Lane::kCompute;
   std::vector<Transfer> transfers = {};
-  int64_t peer = -1;    ///< rank of the pipeline that sends or receives
   int64_t awaits = -1;  ///< kWait: the action that must have run, a place in StepProgram::actions
+  // Of pipelines.
+  int64_t stage = 0;  ///< of a pass, or the one whose pass needs the message; a part's messages have the part
+  Message message = Message::kActivation;  ///< kSend, kPost, kRecv
+  int64_t peer = -1;                       ///< rank of the pipeline that sends or receives; -1: no message
+  int64_t buffer = -1;                     ///< kPost, kRecv: one of those for this stage and kind of message
   bool operator==(const Action&) const = default;
 
   /// Whether it is a forward or backward pass of a unit, or a part of one.
@@ -68,6 +86,8 @@ struct Action {
     return kind == ActionKind::kForward || kind == ActionKind::kBackward ||
            kind == ActionKind::kBackwardInput || kind == ActionKind::kBackwardWeight;
   }
+  /// Whether it is one end of a message between stages.
+  bool is_message() const { return peer >= 0; }
   int64_t wire_bytes() const;
 };
 
@@ -118,11 +138,15 @@ struct Pass {
   Kind kind = Kind::kForward;
   int64_t micro_batch = Action::kOnceAStep;
   int64_t begin = 0, end = 0;  ///< in StepProgram::actions
+  int64_t stage = 0;           ///< of a pipeline
   bool operator==(const Pass&) const = default;
 };
 template <>
 inline constexpr auto kNames<Pass::Kind> = std::to_array<std::string_view>(
     {"forward", "backward", "backward_input", "backward_weight", "update", "transfer", "reduce"});
+
+/// The kind of the actions by which a pass computes; none: it computes nothing.
+std::optional<ActionKind> computing(Pass::Kind pass);
 
 /// A unit as far as a step is concerned.
 struct ProgramUnit {

@@ -8,6 +8,7 @@
 
 #include "trireme/base/error.h"
 #include "trireme/base/text.h"
+#include "trireme/plan/lowering.h"
 #include "trireme/plan/step_program.h"
 
 namespace trireme::plan {
@@ -37,6 +38,13 @@ std::string transfers_text(const Action& action) {
         fmt::format("{}/{}:{}", name(transfer.collective), transfer.ranks, with_commas(transfer.bytes)));
   if (parts.empty()) return "-";
   return join(parts, "+");
+}
+
+/// "2B#0": for stage 2, a gradient, in buffer 0.
+std::string message_text(const Action& action) {
+  if (!action.is_message()) return "-";
+  const std::string text = fmt::format("{}{}", action.stage, letter_of(action.message));
+  return action.buffer < 0 ? text : fmt::format("{}#{}", text, action.buffer);
 }
 
 size_t name_width(const StepProgram& program) {
@@ -82,6 +90,7 @@ class StepReader {
     return word == "-" ? Action::kOnceAStep : number(word.substr(word.starts_with('m') ? 1 : 0));
   }
   std::vector<Transfer> transfers(const std::string& word) const;
+  void read_message(const std::string& word, Action& action) const;
   void read_unit();
   void read_buffer();
   void read_pass();
@@ -205,6 +214,21 @@ void StepReader::read_pass() {
   const auto at = std::ssize(program_.actions);
   if (!program_.passes.empty()) program_.passes.back().end = at;
   program_.passes.push_back({choice<Pass::Kind>(word(1)), micro_batch(word(2)), at, at});
+  if (words_.size() > 3 && word(3) == "stage") program_.passes.back().stage = number(word(4));
+}
+
+void StepReader::read_message(const std::string& word, Action& action) const {
+  const size_t letter = word.find_first_not_of("0123456789");
+  for (const Message message : all_values<Message>()) {
+    if (letter == std::string::npos || word[letter] != letter_of(message)) continue;
+    action.stage = number(word.substr(0, letter));
+    action.message = message;
+    if (letter + 1 == word.size()) return;
+    if (word[letter + 1] != '#') break;
+    action.buffer = number(word.substr(letter + 2));
+    return;
+  }
+  fail(fmt::format("'{}' is no message; write STAGE, one of F, B, H, P, T, and #BUFFER", word));
 }
 
 void StepReader::read_action() {
@@ -216,8 +240,11 @@ void StepReader::read_action() {
                               .micro_batch = micro_batch(word(4)),
                               .lane = choice<Lane>(word(1)),
                               .transfers = transfers(word(5)),
-                              .peer = word(6) == "-" ? -1 : number(word(6)),
-                              .awaits = word(7) == "-" ? -1 : number(word(7))});
+                              .awaits = word(7) == "-" ? -1 : number(word(7)),
+                              .stage = program_.passes.back().stage,
+                              .peer = word(6) == "-" ? -1 : number(word(6))});
+  Action& action = program_.actions.back();
+  if (action.is_message()) read_message(word(8), action);
   action_lines_.emplace_back(line_number_, line_);
 }
 
@@ -269,16 +296,20 @@ std::string to_text(const StepProgram& program) {
   size_t transfers_width = 9;
   for (const Action& action : program.actions)
     transfers_width = std::max(transfers_width, transfers_text(action).size());
-  text += fmt::format("#{:>4} {:<8} {:<15} {:<{}} {:>3} {:<{}} {:>4} {:>6}  memory\n", "", "lane", "action",
-                      "unit", width, "m", "transfers", transfers_width, "peer", "awaits");
+  const bool staged = std::ranges::any_of(program.actions, &Action::is_message);
+  text += fmt::format("#{:>4} {:<8} {:<15} {:<{}} {:>3} {:<{}} {:>4} {:>6} {} memory\n", "", "lane", "action",
+                      "unit", width, "m", "transfers", transfers_width, "peer", "awaits",
+                      staged ? "message" : "");
   for (const Pass& pass : program.passes) {
-    text += fmt::format("pass {} {}\n", pass.kind, micro_batch_text(pass.micro_batch));
+    text += fmt::format("pass {} {}", pass.kind, micro_batch_text(pass.micro_batch));
+    text += staged ? fmt::format(" stage {}\n", pass.stage) : "\n";
     for (int64_t at = pass.begin; at < pass.end; ++at) {
       const Action& action = program.actions[static_cast<size_t>(at)];
-      text += fmt::format("{:>5} {:<8} {:<15} {:<{}} {:>3} {:<{}} {:>4} {:>6}  {}\n", at, action.lane,
+      text += fmt::format("{:>5} {:<8} {:<15} {:<{}} {:>3} {:<{}} {:>4} {:>6} {} {}\n", at, action.lane,
                           action.kind, unit_text(program, action.unit), width,
                           micro_batch_text(action.micro_batch), transfers_text(action), transfers_width,
                           number_text(action.peer), number_text(action.awaits),
+                          staged ? fmt::format("{:<7}", message_text(action)) : "",
                           with_commas(held[static_cast<size_t>(at)].total()));
     }
   }

@@ -156,7 +156,7 @@ void StepWriter::backward_pass(int64_t micro_batch, bool last) {
   if (setting_.use_from == UseFrom::kBuckets) {
     for (int64_t unit = 0; unit < builder_.units(); ++unit) hold_gradients(unit);
     builder_.add(ActionKind::kBackward, Action::kWholeModel, Lane::kCompute);
-  } else if (setting_.use_from == UseFrom::kRunUnit) {
+  } else if (setting_.use_from == UseFrom::kRunUnit && builder_.units() > 0) {
     hold_gradients(0);
   }
   walk_backward(ActionKind::kBackward, [&](int64_t unit) { complete(unit, last); });
@@ -170,7 +170,7 @@ void StepWriter::backward_input_pass(int64_t micro_batch) {
   builder_.begin_pass(Pass::Kind::kBackwardInput, micro_batch);
   adds_up_ = true;
   begun_.clear();
-  hold_gradients(0);
+  if (builder_.units() > 0) hold_gradients(0);
   walk_backward(ActionKind::kBackwardInput, [&](int64_t unit) {
     if (!begun_.contains(unit)) begin_backward(unit, ActionKind::kBackwardInput);
   });
@@ -254,7 +254,7 @@ std::vector<int64_t> StepWriter::update_order() const {
   const auto append = [&](int64_t unit) {
     if (std::ranges::find(order, unit) == order.end()) order.push_back(unit);
   };
-  if (setting_.use_from != UseFrom::kBuckets) {
+  if (setting_.use_from != UseFrom::kBuckets && builder_.units() > 0) {
     append(0);
     for (const int64_t unit : order_.reductions | std::views::reverse) append(unit);
   }
