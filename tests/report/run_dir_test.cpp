@@ -383,17 +383,17 @@ TEST(RunDirectory, KeepsTheConfigsThatItsAttemptsHadBefore) {
 TEST(RunDirectory, KeepsTheSchedulesThatItsAttemptsHadBefore) {
   const TemporaryFolder root;
   Manifest manifest = kManifest;
-  EXPECT_FALSE(fs::exists(RunDirectory::create(root.path(), "tiny", manifest).file(kScheduleFile)));
-  manifest.schedule = "0F0,0B0\n";
+  EXPECT_FALSE(fs::exists(RunDirectory::create(root.path(), "tiny", manifest).file("schedule.csv")));
+  manifest.files["schedule.csv"] = "0F0,0B0\n";
   const auto run = RunDirectory::create(root.path(), "tiny", manifest);
-  EXPECT_EQ(read_file(run.file(kScheduleFile)), manifest.schedule);
+  EXPECT_EQ(read_file(run.file("schedule.csv")), manifest.files["schedule.csv"]);
   go_on(run);
-  run.replace_config(manifest.config_yaml, manifest.schedule);
+  run.replace_config(manifest.config_yaml, manifest.files);
   run.replace_config(manifest.config_yaml);
   EXPECT_FALSE(fs::exists(run.file("schedule.attempt-1.csv"))) << "nothing has changed";
-  run.replace_config(manifest.config_yaml, "0F0,0I0,0W0\n");
-  EXPECT_EQ(read_file(run.file(kScheduleFile)), "0F0,0I0,0W0\n");
-  EXPECT_EQ(read_file(run.file("schedule.attempt-1.csv")), manifest.schedule);
+  run.replace_config(manifest.config_yaml, {{"schedule.csv", "0F0,0I0,0W0\n"}});
+  EXPECT_EQ(read_file(run.file("schedule.csv")), "0F0,0I0,0W0\n");
+  EXPECT_EQ(read_file(run.file("schedule.attempt-1.csv")), manifest.files["schedule.csv"]);
 }
 
 TEST(RunDirectory, IsRunningWhileSomeoneHoldsALockOfIts) {

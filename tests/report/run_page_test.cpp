@@ -470,7 +470,7 @@ TEST_F(RunPage, TheScheduleOfARunIsItsOwnCopy) {
        .device = "cpu",
        .mesh = "pp=2",
        .ranks = 2,
-       .schedule = "0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n"});
+       .files = {{"schedule.csv", "0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n"}}});
   const RunLayout layout = layout_of(read_run(run.path()));
   EXPECT_EQ(layout.problem, "");
   const auto row = std::ranges::find(layout.rows, "pipeline", [](const auto& row) { return row.first; });

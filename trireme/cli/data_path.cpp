@@ -9,6 +9,7 @@
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
 #include "trireme/base/log.h"
+#include "trireme/plan/config_files.h"
 #include "trireme/plan/pipeline.h"
 #include "trireme/report/run_dir.h"
 
@@ -91,25 +92,32 @@ void check_cache_folder(const plan::Config& config, const Environment& environme
       folder, error ? fmt::format(" ({})", error.message()) : std::string());
 }
 
-void settle_schedule_path(plan::ResolvedConfig& resolved, const std::string& config_file) {
-  plan::Config& config = resolved.config;
-  std::string& file = config.pipeline.file;
+namespace {
+
+void settle(const plan::ConfigFile& kept, plan::ResolvedConfig& resolved, const std::string& config_file) {
+  std::string& file = kept.path(resolved.config);
   if (file.empty()) return;
   file = fs::absolute(file).lexically_normal().string();
   if (config_file.empty()) return;
-  const fs::path folder = fs::absolute(config_file).parent_path(), copy = folder / report::kScheduleFile;
+  const fs::path folder = fs::absolute(config_file).parent_path(), copy = folder / kept.kept_as;
   const bool from_run = fs::exists(folder / "manifest.json") && fs::exists(copy) &&
-                        resolved.origins.at("pipeline.file").starts_with(config_file + ":");
+                        resolved.origins.at(kept.key).starts_with(config_file + ":");
   if (!from_run || file == copy.lexically_normal()) return;
   std::string there;
   try {
-    there = plan::schedule_text(config);
+    there = kept.text(resolved.config);
   } catch (const ConfigError&) {
     there.clear();  // another one, too
   }
   if (there == read_file(copy.string())) return;
-  log_info("schedule {} has changed since the run began; using the run's copy {}", file, copy.string());
+  log_info("{} {} has changed since the run began; using the run's copy {}", kept.key, file, copy.string());
   file = copy.lexically_normal().string();
+}
+
+}  // namespace
+
+void settle_kept_files(plan::ResolvedConfig& resolved, const std::string& config_file) {
+  for (const plan::ConfigFile& file : plan::config_files()) settle(file, resolved, config_file);
 }
 
 }  // namespace trireme::cli

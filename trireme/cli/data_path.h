@@ -16,8 +16,8 @@ void settle_data_path(plan::Config& config, const std::string& config_file);
 /// be written there: ranks would find that only after they have met.
 void check_cache_folder(const plan::Config& config, const Environment& environment);
 
-/// Makes pipeline.file absolute likewise. Where `config_file` is that of a run, and names a schedule that is
-/// gone or is another one by now, the run's own copy counts.
-void settle_schedule_path(plan::ResolvedConfig& resolved, const std::string& config_file);
+/// Makes the paths of plan::config_files() absolute likewise. Where `config_file` is that of a run, and names
+/// a file that is gone or is another one by now, the run's own copy counts.
+void settle_kept_files(plan::ResolvedConfig& resolved, const std::string& config_file);
 
 }  // namespace trireme::cli

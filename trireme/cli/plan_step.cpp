@@ -18,15 +18,20 @@ struct StepOptions {
   TrainJob job;
   std::string file;
   std::optional<int64_t> rank;
-  bool text = false, json = false, all = false;
+  bool text = false, all_ranks = false, json = false, all = false;
 };
+
+PreparedJob prepared_for(const StepOptions& options, const Front& front) {
+  TrainJob job = options.job;
+  job.overrides = front.overrides;
+  PreparedJob prepared = prepare_train_job(job, front);
+  say_notes(prepared.config);
+  return prepared;
+}
 
 StepView view_for(const StepOptions& options, const Front& front) {
   if (options.file.empty()) {
-    TrainJob job = options.job;
-    job.overrides = front.overrides;
-    const PreparedJob prepared = prepare_train_job(job, front);
-    say_notes(prepared.config);
+    const PreparedJob prepared = prepared_for(options, front);
     return planned_step(prepared.config.config, prepared.plan, options.rank);
   }
   if (!front.overrides.empty()) {
@@ -41,6 +46,11 @@ StepView view_for(const StepOptions& options, const Front& front) {
 }
 
 int step(const StepOptions& options, const Front& front) {
+  if (options.all_ranks) {
+    const PreparedJob prepared = prepared_for(options, front);
+    fmt::print("{}", planned_texts(prepared.config.config, prepared.plan));
+    return 0;
+  }
   const StepView view = view_for(options, front);
   if (options.text) {
     fmt::print("{}", plan::to_text(view.program));
@@ -68,6 +78,11 @@ void add_plan_step(CLI::App& plan, Front& front) {
           ->option_text("R");
   CLI::Option* const text = verb->add_flag(
       "--text", options->text, "Print the program with exact numbers, in the form that --check reads");
+  verb->add_flag(
+          "--all-ranks", options->all_ranks,
+          "With --text, print the programs of all ranks of a pipeline, as train.step_program takes them")
+      ->needs(text)
+      ->excludes(rank);
   verb->add_flag("--json", options->json, "Print one JSON document")->excludes(text);
   verb->add_flag("--all", options->all, "Print a line for every action, without folding repetitions");
   verb->add_option("--check", options->file,

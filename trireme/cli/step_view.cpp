@@ -9,6 +9,7 @@
 #include "trireme/base/error.h"
 #include "trireme/base/text.h"
 #include "trireme/cli/words.h"
+#include "trireme/plan/given_program.h"
 #include "trireme/plan/unit_buffers.h"
 #include "trireme/report/table.h"
 
@@ -367,10 +368,24 @@ StepView planned_step(const plan::Config& config, const RunPlan& run, std::optio
           .rank = rank};
 }
 
+std::string planned_texts(const plan::Config& config, const RunPlan& run) {
+  const auto setting = plan::engine_setting(config, run.mesh, run.batch.accumulation, run.device);
+  return plan::programs_to_text(plan::config_programs(config, run.facts, run.batch, setting));
+}
+
 StepView step_from_text(const std::string& text, std::string name) {
-  StepView view{.program = plan::step_program_from_text(text), .name = std::move(name)};
-  if (view.program.actions.empty()) throw ConfigError("[cli.plan] {} has no actions", view.name);
-  plan::verify(view.program);
+  std::vector<plan::StepProgram> programs = plan::step_programs_from_text(text);
+  for (size_t rank = 0; rank < programs.size(); ++rank) {
+    try {
+      if (programs[rank].actions.empty()) throw ConfigError("[cli.plan] {} has no actions", name);
+      plan::verify(programs[rank]);
+    } catch (const Error& error) {
+      if (programs.size() == 1) throw;
+      throw Error(error.exit_code(), fmt::format("rank {}: {}", rank, error.what()));
+    }
+  }
+  StepView view{.program = std::move(programs.front()), .name = std::move(name)};
+  if (programs.size() > 1) view.name += fmt::format(", rank 0 of {}", programs.size());
   std::set<int64_t> micro_batches;
   for (const Pass& pass : view.program.passes) {
     if (pass.micro_batch != Action::kOnceAStep) micro_batches.insert(pass.micro_batch);

@@ -27,6 +27,8 @@ struct StepView {
 /// The step of a data-parallel rank of `run`; `rank` is the one whose ranges are listed. Throws ConfigError
 /// for a rank that the run does not have.
 StepView planned_step(const plan::Config& config, const RunPlan& run, std::optional<int64_t> rank = {});
+/// The text of the programs of all ranks of a pipeline (plan::programs_to_text()).
+std::string planned_texts(const plan::Config& config, const RunPlan& run);
 /// A program that to_text(StepProgram) wrote and somebody may have changed. Throws ConfigError for a line
 /// that cannot be read and LogicError for the first action that cannot be.
 StepView step_from_text(const std::string& text, std::string name);

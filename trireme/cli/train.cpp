@@ -63,7 +63,7 @@ int become_rank(TrainArguments options, Front& front, const plan::WorldSpec& wor
       .path = options.job.config, .text = "", .overrides = options.job.overrides};
   plan::ResolvedConfig resolved = plan::load(sources, front.environment);
   settle_data_path(resolved.config, options.job.config);
-  settle_schedule_path(resolved, options.job.config);
+  settle_kept_files(resolved, options.job.config);
   settle_weights_path(resolved.config, runs_root(options.job, front));
   check_weights(resume, resolved.config);
   if (resume && !resume->why_new.empty() && world.rank == 0)

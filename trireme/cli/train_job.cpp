@@ -19,6 +19,7 @@
 #include "trireme/cli/weights.h"
 #include "trireme/launch/exits.h"
 #include "trireme/launch/local.h"
+#include "trireme/plan/config_files.h"
 #include "trireme/plan/pipeline.h"
 #include "trireme/report/run_dir.h"
 
@@ -71,7 +72,7 @@ plan::Config asked_config(const TrainJob& job, const Front& front) {
   plan::ResolvedConfig resolved =
       plan::load({.path = job.config, .text = "", .overrides = job.overrides}, front.environment);
   settle_data_path(resolved.config, job.config);
-  settle_schedule_path(resolved, job.config);
+  settle_kept_files(resolved, job.config);
   settle_weights_path(resolved.config, runs_root(job, front));
   return resolved.config;
 }
@@ -309,7 +310,7 @@ PreparedJob prepare_train_job(const TrainJob& job, const Front& front) {
     resolved.origins["device"] = "auto";
   }
   settle_data_path(config, job.config);
-  settle_schedule_path(resolved, job.config);
+  settle_kept_files(resolved, job.config);
   settle_weights_path(config, runs_root(job, front));
   const int64_t ranks = choose_ranks(job.ranks, device, gpus);
   RunPlan run = plan_run(config, device, ranks, memory_for(device, ranks));
@@ -332,7 +333,7 @@ FinishedJob run_train_job(TrainJob job, Front& front) {
                                          .device = std::string(plan::name(run.device)),
                                          .mesh = run.mesh.to_string(),
                                          .ranks = run.ranks,
-                                         .schedule = plan::schedule_text(prepared.config.config)}};
+                                         .files = plan::texts_to_keep(prepared.config.config)}};
   const bool goes_on = !request.run_dir.empty();
   const auto directory = directory_for(request, prepared.config.config.name, next.manifest);
   const LockFile lock = hold(directory);

@@ -289,6 +289,12 @@ class DataParallel {
   int64_t reductions() const { return executor_.reductions(); }
   /// What this rank does in a step of two micro-batches: the plan at first, then what the module did last.
   const plan::StepProgram& program() const { return programs_.step(); }
+  /// From now on runs the passes of `program`, one of this engine's units in which gathers, frees and waits
+  /// may come elsewhere than in program(), for steps of `micro_batches`; they are in its order on all ranks.
+  /// Passes cannot be recorded then, and parameters not be frozen or thawed. Between steps.
+  void run_program(plan::StepProgram program, int64_t micro_batches) {
+    programs_.take_step(std::move(program), micro_batches);
+  }
   /// This rank's index among the ranks that hold the same part of parameters and optimizer state, and their
   /// count.
   struct Replica {

@@ -56,8 +56,8 @@ CommTimes DataParallel::take_times() {
 /// For means ranks exchange the weights of their micro-batches at the end of a pass, which cannot be
 /// recorded.
 bool DataParallel::can_be_recorded() const {
-  return use_from_ != UseFrom::kOperators && options_.hook.hook == Hook::kNone && !handed_out_ &&
-         !mean_.exchanges() && plan::recording_obstacle(programs_.step()).empty();
+  return use_from_ != UseFrom::kOperators && !programs_.pinned() && options_.hook.hook == Hook::kNone &&
+         !handed_out_ && !mean_.exchanges() && plan::recording_obstacle(programs_.step()).empty();
 }
 
 void DataParallel::stay_in_place() {

@@ -191,6 +191,7 @@ void DataParallel::skip_step() {
   mean_.drop();
   end_backward_range();
   executor_.abandon();
+  programs_.begin_step();
   for (const auto& unit : units_) unit->drop_gradients();
   completion_.forget();
   current_.clear();

@@ -68,22 +68,44 @@ Turn EnginePrograms::next(const Program& own, Pass::Kind kind, int64_t micro_bat
   return {own, &*pass};
 }
 
+void EnginePrograms::take_step(plan::StepProgram step, int64_t micro_batches) {
+  TRIREME_CHECK(std::ranges::equal(step.units, program_units_, {}, &plan::ProgramUnit::numel,
+                                   &plan::ProgramUnit::numel),
+                "[parallel.engine_programs] the program is for other units than the {} of this engine",
+                program_units_.size());
+  step_ = std::make_shared<const plan::StepProgram>(std::move(step));
+  micro_batches_ = micro_batches;
+  pin();
+}
+
+/// Only who ends a step knows that its own program is at the last micro-batch; with a program that was given
+/// a step has its number of them.
+int64_t EnginePrograms::shown_micro_batch(bool last) const {
+  const int64_t shown = std::min(micro_batches_, plan::StepProgram::kMicroBatchesShown);
+  if (last || (pinned_ && micro_batch_ + 1 == micro_batches_)) return shown - 1;
+  return pinned_ ? std::min(micro_batch_, std::max<int64_t>(0, shown - 2)) : 0;
+}
+
 Turn EnginePrograms::forward(bool trains) {
-  return next(trains ? step_ : inference_, Pass::Kind::kForward, trains ? 0 : plan::Action::kOnceAStep);
+  if (!trains) return next(inference_, Pass::Kind::kForward, plan::Action::kOnceAStep);
+  return next(step_, Pass::Kind::kForward, shown_micro_batch(/*last=*/false));
 }
 
 Turn EnginePrograms::backward(bool last) {
-  return next(step_, Pass::Kind::kBackward, last ? 1 : 0);
+  Turn turn = next(step_, Pass::Kind::kBackward, shown_micro_batch(last));
+  ++micro_batch_;
+  return turn;
 }
 
 Turn EnginePrograms::update() {
+  begin_step();
   if (given_update_) return *given_update_;
   return next(step_, Pass::Kind::kUpdate, plan::Action::kOnceAStep);
 }
 
 /// A pass for the input alone completes the gradients of some units, which says nothing of whole ones.
 void EnginePrograms::follow(const plan::UseOrder& seen, Pass::Kind back) {
-  if (back == Pass::Kind::kBackwardInput && setting_.use_from != UseFrom::kOperators) return;
+  if (pinned_ || (back == Pass::Kind::kBackwardInput && setting_.use_from != UseFrom::kOperators)) return;
   const bool same = seen.forward == order_.forward && seen.backward == order_.backward;
   recorded_ = true;
   if (same) return;
@@ -93,11 +115,16 @@ void EnginePrograms::follow(const plan::UseOrder& seen, Pass::Kind back) {
 }
 
 void EnginePrograms::set_reductions(std::vector<int64_t> order) {
+  if (pinned_) return;
   order_.reductions = std::move(order);
   write();
 }
 
 void EnginePrograms::follow_freezing() {
+  TRIREME_CHECK(
+      !pinned_,
+      "[parallel.engine_programs] parameters were frozen or thawed, but the program that this run was "
+      "given says which are trained; go on without it");
   if (setting_.gathers()) recorded_ = false;
   write();
 }

@@ -26,8 +26,18 @@ class EnginePrograms {
   /// `units` must outlive this. With UseFrom::kRunUnit they are in the order of a forward pass.
   EnginePrograms(const Units& units, const plan::EngineSetting& setting);
 
-  /// A step of two micro-batches: the first stands for all but the last.
+  /// A step of two micro-batches: the first stands for all but the last. Or what take_step() was given.
   const plan::StepProgram& step() const { return *step_; }
+
+  /// From now on the engine runs the passes of `step`, for steps of `micro_batches`, of which it shows all or
+  /// StepProgram::kMicroBatchesShown. pin()s.
+  void take_step(plan::StepProgram step, int64_t micro_batches);
+  /// From now on programs stay as they are, whatever way the module goes; parameters that are frozen or
+  /// thawed are refused.
+  void pin() { pinned_ = true; }
+  bool pinned() const { return pinned_; }
+  /// The micro-batches of the step under way are forgotten.
+  void begin_step() { micro_batch_ = 0; }
 
   /// While it lives, passes of the kind of `turn` are that one, of a program that has other engines' passes,
   /// too.
@@ -73,6 +83,7 @@ class EnginePrograms {
 
  private:
   using Program = std::shared_ptr<const plan::StepProgram>;
+  int64_t shown_micro_batch(bool last) const;
   Turn next(const Program& own, plan::Pass::Kind kind, int64_t micro_batch);
   void take_units();
   void take_order();
@@ -81,7 +92,9 @@ class EnginePrograms {
   const Units& units_;
   plan::EngineSetting setting_;
   plan::UseOrder order_;
-  bool recorded_ = false;
+  bool recorded_ = false, pinned_ = false;
+  int64_t micro_batches_ = 2;  ///< of a step of step_; the last of step_ is the last of a step
+  int64_t micro_batch_ = 0;    ///< of the step under way
   std::vector<plan::ProgramUnit> program_units_;
   plan::UseOrder written_;  ///< order_ with all reductions of units that are trained
   int64_t version_ = 0;

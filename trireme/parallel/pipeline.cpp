@@ -86,9 +86,13 @@ Pipeline::Pipeline(plan::Schedule schedule, std::vector<Stage> stages, StageLoss
   stage_mesh_ = stage_mesh(schedule_, mesh_);
   make_ties();
   make_engines_together();
-  plan_reductions();
-  write_program();
-  links_ = std::make_unique<StageLinks>(*mesh_.world, mesh_.pp->ranks(), actions_);
+  if (options_.program) {
+    for (const auto& engine : engines_) engine->programs_.pin();
+    take_program(*options_.program);
+  } else {
+    write_program();
+  }
+  links_ = std::make_unique<StageLinks>(*mesh_.world, mesh_.pp->ranks(), program_->actions);
   record(options_.record);
 }
 
@@ -189,11 +193,6 @@ void Pipeline::make_engines() {
   round_ties_alike();
 }
 
-void Pipeline::plan_reductions() {
-  for (StageAtWork& stage : stages_)
-    stage.last_backward = plan::reducing_micro_batch(schedule_, actions_, stage.index, is_tied(stage.index));
-}
-
 bool Pipeline::is_tied(int64_t stage) const {
   return std::ranges::any_of(options_.tied, [stage](const TiedParameter& tie) {
     return tie.stage == stage || tie.other_stage == stage;
@@ -209,24 +208,36 @@ bool Pipeline::is_written() const {
 
 void Pipeline::write_program() {
   std::vector<plan::ProgramStage> stages;
-  int64_t units = 0;
   for (StageAtWork& stage : stages_) {
     plan::ProgramStage& part = stages.emplace_back();
     part.index = stage.index;
     part.tied = is_tied(stage.index);
-    stage.first_unit = units;
     if (!stage.engine) continue;
     const EnginePrograms& programs = stage.engine->programs_;
     part.units = programs.units();
     part.setting = programs.setting();
     part.order = programs.order();
-    units += std::ssize(part.units);
-    stage.written_version = programs.version();
   }
-  program_ = std::make_shared<const plan::StepProgram>(
-      plan::stage_program(schedule_, actions_, stages, plan::MessageBytes()));
+  take_program(plan::stage_program(schedule_, actions_, stages, plan::MessageBytes()));
+}
+
+void Pipeline::take_program(plan::StepProgram program) {
+  program_ = std::make_shared<const plan::StepProgram>(std::move(program));
+  int64_t units = 0;
+  for (StageAtWork& stage : stages_) {
+    stage.first_unit = units;
+    stage.last_backward.reset();
+    if (!stage.engine) continue;
+    units += std::ssize(stage.engine->programs_.units());
+    stage.written_version = stage.engine->programs_.version();
+  }
+  TRIREME_CHECK(units == std::ssize(program_->units),
+                "[parallel.pipeline] the program of rank {} is for {} units, but its stages have {}", rank(),
+                program_->units.size(), units);
   for (const plan::Pass& pass : program_->passes) {
-    const StageAtWork& stage = *stage_here(pass.stage);
+    StageAtWork& stage = *stage_here(pass.stage);
+    if (pass.kind == plan::Pass::Kind::kBackward) stage.last_backward = pass.micro_batch;
+    if (pass.kind == plan::Pass::Kind::kReduce) stage.last_backward.reset();
     if (pass.kind == plan::Pass::Kind::kUpdate && stage.engine)
       stage.engine->programs_.give_update({program_, &pass, stage.first_unit});
   }

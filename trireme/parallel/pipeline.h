@@ -98,6 +98,9 @@ struct PipelineOptions {
   /// The host waits until each message has left, from the second step on: to see what that costs.
   bool blocking_sends = false;
   bool record = false;  ///< Pipeline::record() from the first step on
+  /// This rank's program, in place of the one that the schedule and the engines make: the same work in
+  /// another order (plan/given_program.h); none: that one. Parameters cannot be frozen or thawed then.
+  std::optional<plan::StepProgram> program = {};
   /// Whether ranks tell each other before every step what they were given, as they do before the first one;
   /// hosts wait for each other meanwhile. None: on CPUs, where they do so anyway.
   std::optional<bool> agrees_each_step = {};
@@ -241,7 +244,6 @@ class Pipeline {
   std::vector<double> frozen_ties() const;
   /// `by_rank` are those of `ranks`. Throws LogicError where a copy is frozen and another one is not.
   void check_ties(const std::vector<std::vector<double>>& by_rank, const std::vector<int64_t>& ranks) const;
-  void plan_reductions();
   bool is_tied(int64_t stage) const;
   StageAtWork* stage_here(int64_t index);
   bool is_last(int64_t stage) const { return stage + 1 == schedule_.stages; }
@@ -261,6 +263,7 @@ class Pipeline {
   void run_forward(Batch batch, const Finish& finish);
   using Program = std::shared_ptr<const plan::StepProgram>;
   void write_program();
+  void take_program(plan::StepProgram program);
   bool is_written() const;
   void run_program(const plan::Schedule& schedule, const Program& forwards);
   size_t run_passes();

@@ -88,6 +88,8 @@ struct TrainConfig {
   std::string sample_prompt = "\n";
   /// kOn: a GPU that trains alone replays recorded passes; kAuto: only where it waits for its host
   CudaGraphs cuda_graphs = CudaGraphs::kAuto;
+  std::string step_program =
+      "";                      ///< a file of programs that ranks run instead of the planned ones; empty: none
   bool tune_matmul = true;     ///< on a GPU, matrix products by the fastest algorithm with the same bits
   bool deterministic = false;  ///< equal runs end with equal weights on GPUs, too; tune_matmul is off then
 };

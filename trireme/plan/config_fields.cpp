@@ -219,6 +219,9 @@ void add_train(Table& table, TrainConfig& train) {
   table.push_back(choice("train.cuda_graphs", train.cuda_graphs,
                          "on GPUs: record forward and backward once and replay them as CUDA graphs; auto: "
                          "where the GPU waits for the host"));
+  table.push_back(
+      text("train.step_program", train.step_program,
+           "your own order of a step instead, in the form of trireme plan step --text --all-ranks"));
   table.push_back(flag("train.tune_matmul", train.tune_matmul,
                        "on a GPU: time algorithms and keep the fastest, for matrix products only among those "
                        "with the same bits"));

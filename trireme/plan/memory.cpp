@@ -19,6 +19,7 @@
 #include "trireme/plan/cost.h"
 #include "trireme/plan/flat_layout.h"
 #include "trireme/plan/fp8.h"
+#include "trireme/plan/given_program.h"
 #include "trireme/plan/model_family.h"
 #include "trireme/plan/optimizer.h"
 #include "trireme/plan/pipeline.h"
@@ -434,9 +435,26 @@ std::vector<Remedy> remedies(const Config& config, const MeshShape& mesh, const 
 
 }  // namespace
 
+std::vector<StepProgram> config_programs(const Config& config, const ModelFacts& facts,
+                                         const BatchPlan& batch, const EngineSetting& setting) {
+  std::vector<StepProgram> programs;
+  if (config.parallel.pp == 1) {
+    programs.push_back(checked_program(config, facts, batch, setting, {}, {}, 0));
+  } else {
+    const PipelinePlan plan = plan_pipeline(config, batch);
+    const std::vector<StageActions> actions = lower_all(plan.schedule, config.pipeline.ahead);
+    for (int64_t rank = 0; rank < config.parallel.pp; ++rank)
+      programs.push_back(
+          checked_program(config, facts, batch, setting, plan, actions[static_cast<size_t>(rank)], rank));
+  }
+  if (config.train.step_program.empty()) return programs;
+  return given_programs(config, batch, programs);
+}
+
 StepProgram config_program(const Config& config, const ModelFacts& facts, const BatchPlan& batch,
                            const EngineSetting& setting, int64_t pp_rank) {
-  if (config.parallel.pp == 1) return checked_program(config, facts, batch, setting, {}, {}, pp_rank);
+  if (config.parallel.pp == 1 || !config.train.step_program.empty())
+    return config_programs(config, facts, batch, setting).at(static_cast<size_t>(pp_rank));
   const PipelinePlan plan = plan_pipeline(config, batch);
   return checked_program(config, facts, batch, setting, plan,
                          lower(plan.schedule, pp_rank, config.pipeline.ahead), pp_rank);

@@ -389,7 +389,7 @@ RunDirectory RunDirectory::create(const std::string& root, const std::string& na
   RunDirectory run(make_unique_folder(root, name));
   for (const char* folder : {"logs", "tensorboard", "checkpoints"}) make_directories(run.file(folder));
   write_file_atomic(run.file("config.yaml"), manifest.config_yaml);
-  if (!manifest.schedule.empty()) write_file_atomic(run.file(kScheduleFile), manifest.schedule);
+  for (const auto& [name, text] : manifest.files) write_file_atomic(run.file(name), text);
   run.known_->write(started_manifest(name, manifest, sequence));
   sync_folder(run.path_);
   point_latest(root, fs::path(run.path_).filename().string());
@@ -503,14 +503,15 @@ void RunDirectory::note_attempt(const Manifest& manifest) const {
     point_latest(path.parent_path().string(), path.filename().string());
 }
 
-void RunDirectory::replace_config(const std::string& yaml, const std::string& schedule) const {
-  const std::string config = file("config.yaml"), schedule_file = file(kScheduleFile);
-  const std::string scheduled = fs::exists(schedule_file) ? read_file(schedule_file) : std::string();
-  if (!schedule.empty() && schedule != scheduled) {
-    if (!scheduled.empty())
-      write_file_atomic(of_attempt(schedule_file, attempts_before(known_->read())), scheduled);
-    write_file_atomic(schedule_file, schedule);
+void RunDirectory::replace_config(const std::string& yaml,
+                                  const std::map<std::string, std::string>& files) const {
+  for (const auto& [name, text] : files) {
+    const std::string copy = file(name), kept = fs::exists(copy) ? read_file(copy) : std::string();
+    if (text == kept) continue;
+    if (!kept.empty()) write_file_atomic(of_attempt(copy, attempts_before(known_->read())), kept);
+    write_file_atomic(copy, text);
   }
+  const std::string config = file("config.yaml");
   const std::string before = fs::exists(config) ? read_file(config) : yaml;
   if (same_values(before, yaml)) return;
   write_file_atomic(of_attempt(config, attempts_before(known_->read())), before);

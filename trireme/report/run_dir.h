@@ -9,6 +9,7 @@
 // Files that a later attempt replaces stay as config.attempt-N.yaml, schedule.attempt-N.csv and
 // summary.attempt-N.json.
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -26,11 +27,9 @@ struct Manifest {
   std::string device;       ///< "cpu" or "cuda"
   std::string mesh;         ///< "dp_shard=2"
   int64_t ranks = 1;
-  std::string schedule = {};  ///< what pipeline.file had; goes to schedule.csv; empty: there is none
+  /// Copies of files that the config names (plan::texts_to_keep()): name in the run's directory and text.
+  std::map<std::string, std::string> files = {};
 };
-
-/// The schedule of a run's own, in its directory: the file that it came from may go or change.
-inline constexpr const char* kScheduleFile = "schedule.csv";
 
 /// How an attempt at a run ended. A run has several when it goes on after it has ended.
 struct AttemptEnd {
@@ -106,8 +105,8 @@ class RunDirectory {
 
   /// Makes `yaml` the config that the run goes on with. An earlier config with other values stays as
   /// config.attempt-N.yaml of the attempt before; values that did not change keep the origins that it gives.
-  /// `schedule` replaces schedule.csv in the same way; empty: it stays.
-  void replace_config(const std::string& yaml, const std::string& schedule = {}) const;
+  /// `files` (Manifest::files) replace the run's copies in the same way; others stay.
+  void replace_config(const std::string& yaml, const std::map<std::string, std::string>& files = {}) const;
 
   /// Makes this process the one that writes to the run; none: another one does. Throws EnvironmentError.
   std::optional<LockFile> hold() const;
@@ -151,7 +150,7 @@ std::vector<std::string> list_runs(const std::string& root, const std::string& n
 /// The attempt with which a run goes on.
 struct Continuation {
   int64_t attempt = 0;  ///< the number of the attempt, which begins when the run has gone on; 0: it has begun
-  /// Its config_yaml becomes config.yaml, and its schedule schedule.csv; empty: they stay.
+  /// Its config_yaml becomes config.yaml, and its files replace the run's; empty: they stay.
   Manifest manifest = {};
 };
 

@@ -72,7 +72,7 @@ class RunFilesSink final : public Sink {
   bool resume(int64_t step) override {
     const bool begun = begin_attempt();
     const Manifest& manifest = next_.manifest;
-    if (!manifest.config_yaml.empty()) run_.replace_config(manifest.config_yaml, manifest.schedule);
+    if (!manifest.config_yaml.empty()) run_.replace_config(manifest.config_yaml, manifest.files);
     if (begun) note_resumed(step);
     metrics_.reset();  // the file may be replaced
     return drop_steps_after(metrics_path_, step) == step;

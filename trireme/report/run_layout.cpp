@@ -7,6 +7,7 @@
 #include "trireme/base/error.h"
 #include "trireme/base/text.h"
 #include "trireme/plan/config.h"
+#include "trireme/plan/config_files.h"
 #include "trireme/plan/model_facts.h"
 #include "trireme/plan/pipeline.h"
 #include "trireme/plan/policy.h"
@@ -62,8 +63,10 @@ std::string data_words(const plan::Config& config) {
 void describe_layout(const RunRecord& run, RunLayout& layout) {
   plan::Config config =
       plan::load({.path = "", .text = run.config_yaml, .overrides = {}}, Environment()).config;
-  const std::string schedule = run.path + "/" + kScheduleFile;
-  if (!config.pipeline.file.empty() && std::filesystem::exists(schedule)) config.pipeline.file = schedule;
+  for (const plan::ConfigFile& file : plan::config_files()) {
+    const std::string copy = run.path + "/" + file.kept_as;
+    if (!file.path(config).empty() && std::filesystem::exists(copy)) file.path(config) = copy;
+  }
   const int64_t ranks = std::max<int64_t>(1, run.facts.ranks);
   const auto device = run.facts.device == "cuda" ? plan::Device::kCuda : plan::Device::kCpu;
   const plan::MeshShape mesh = plan::MeshShape::fit(config.parallel, ranks);

@@ -10,6 +10,7 @@
 #include "trireme/base/hash.h"
 #include "trireme/base/log.h"
 #include "trireme/base/text.h"
+#include "trireme/plan/config_files.h"
 #include "trireme/plan/pipeline.h"
 
 namespace trireme::train {
@@ -27,9 +28,11 @@ bool may_differ(const std::string& key) {
 
 /// What ranks must have alike: of files not where they are.
 Values compared(plan::Config config) {
-  const std::string schedule = plan::schedule_text(config);
-  if (!schedule.empty())
-    config.pipeline.file = fmt::format("a schedule with digest {}", hex64(xxh3(schedule)));
+  for (const plan::ConfigFile& file : plan::config_files()) {
+    const std::string text = file.text(config);
+    if (!text.empty())
+      file.path(config) = fmt::format("a {} with digest {}", file.kept_as, hex64(xxh3(text)));
+  }
   if (!config.model.weights.empty()) config.model.weights = "a file or folder";
   Values values = Values::object();
   for (const plan::Field& field : plan::fields(config)) {

@@ -37,6 +37,7 @@ StagedModel::StagedModel(const ModelSetup& setup)
   options.data_parallel.average = parallel::Average::kSum;  // as engine_options() has it
   options.ahead = config_.pipeline.ahead;
   options.tied = ModelStage::ties(config_.model, plan_);
+  if (!config_.train.step_program.empty()) options.program = given_program(setup);
   pipeline_ =
       std::make_unique<parallel::Pipeline>(schedule, std::move(stages), loss_function(), mesh_, options);
 }

@@ -4,6 +4,7 @@
 
 #include "trireme/nn/loss.h"
 #include "trireme/nn/top_k.h"
+#include "trireme/plan/memory.h"
 #include "trireme/train/staged_model.h"
 #include "trireme/train/whole_model.h"
 
@@ -88,6 +89,13 @@ void TrainedModel::swap_averages() {
 void TrainedModel::load_weights(const std::string& path, bool stages) {
   for (const Part& part : parts_)
     parallel::load_weights(*part.engine, path, {.unexpected = stages, .rows = part.rows});
+}
+
+plan::StepProgram given_program(const ModelSetup& setup) {
+  const plan::Device device = setup.mesh.world->device().is_cpu() ? plan::Device::kCpu : plan::Device::kCuda;
+  const plan::EngineSetting setting =
+      plan::engine_setting(setup.config, setup.mesh.shape, setup.batch.accumulation, device);
+  return plan::config_program(setup.config, setup.facts, setup.batch, setting, setup.mesh.pp_rank);
 }
 
 std::unique_ptr<TrainedModel> make_trained_model(const ModelSetup& setup) {

@@ -152,6 +152,9 @@ class TrainedModel {
   std::unique_ptr<nn::Fp8History> fp8_history_;
 };
 
+/// This rank's program of train.step_program. Throws ConfigError as plan::given_programs().
+plan::StepProgram given_program(const ModelSetup& setup);
+
 /// As the config says. Collective. Throws as parallel::DataParallel and parallel::Pipeline.
 std::unique_ptr<TrainedModel> make_trained_model(const ModelSetup& setup);
 

@@ -21,7 +21,9 @@ Passes::Options pass_options(const ModelSetup& setup) {
           .rows = setup.batch.micro_batch,
           .step_rows = setup.batch.global_batch,
           .loss_chunk_bytes = setup.config.memory.loss_chunk_mib << 20,
-          .make_recording = setup.records_passes ? parallel::recordings() : parallel::RecordingMaker(),
+          .make_recording = setup.records_passes && setup.config.train.step_program.empty()
+                                ? parallel::recordings()
+                                : parallel::RecordingMaker(),
           .when = always ? Passes::When::kAlways : Passes::When::kDeviceIdles};
 }
 
@@ -60,6 +62,7 @@ WholeModel::WholeModel(const ModelSetup& setup)
       buckets ? parallel::UseFrom::kBuckets : parallel::UseFrom::kRunUnit);
   connect(*model_, *engine, config.memory, config.precision.fp8, fp8_history());
   for (const parallel::FlatUnit* unit : engine->units()) units_.push_back(unit->name());
+  if (!config.train.step_program.empty()) engine->run_program(given_program(setup), setup.batch.accumulation);
   passes_ = std::make_unique<Passes>(*model_, *engine, device_, pass_options(setup));
   auto optimizer = optim::build(config.optim, engine->optimizer_params());
   parts_.push_back({.engine = std::move(engine), .optimizer = std::move(optimizer)});

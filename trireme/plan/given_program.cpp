@@ -1,0 +1,157 @@
+#include "trireme/plan/given_program.h"
+
+#include <algorithm>
+#include <iterator>
+#include <set>
+
+#include "trireme/base/error.h"
+#include "trireme/base/text.h"
+#include "trireme/plan/lowering.h"
+#include "trireme/plan/pipeline.h"
+#include "trireme/plan/text_file.h"
+
+namespace trireme::plan {
+namespace {
+
+constexpr size_t kMostBytes = size_t{64} << 20;
+
+/// What a step must do, whatever the order. When parameters are whole and what waits is left to the program.
+bool is_work(const Action& action) {
+  return action.kind != ActionKind::kUnshard && action.kind != ActionKind::kReshard &&
+         action.kind != ActionKind::kWait && action.kind != ActionKind::kPost;
+}
+
+std::string in_words(const StepProgram& program, const Action& action) {
+  std::string text = std::string(name(action.kind));
+  if (action.unit != Action::kWholeModel)
+    text += fmt::format(" of {}", program.units[static_cast<size_t>(action.unit)].name);
+  if (action.micro_batch != Action::kOnceAStep) text += fmt::format(" in micro-batch {}", action.micro_batch);
+  if (action.is_message()) text += fmt::format(" for stage {} with rank {}", action.stage, action.peer);
+  for (const Transfer& transfer : action.transfers)
+    text +=
+        fmt::format(", {} of {} bytes among {} ranks", transfer.collective, transfer.bytes, transfer.ranks);
+  return text;
+}
+
+std::multiset<std::string> work_of(const StepProgram& program) {
+  std::multiset<std::string> work;
+  for (const Action& action : program.actions)
+    if (is_work(action)) work.insert(in_words(program, action));
+  return work;
+}
+
+void check_units(const StepProgram& given, const StepProgram& planned) {
+  if (given.units.size() != planned.units.size())
+    throw ConfigError("it has {} units, and this run {}", given.units.size(), planned.units.size());
+  for (size_t i = 0; i < planned.units.size(); ++i) {
+    const ProgramUnit &here = given.units[i], &there = planned.units[i];
+    if (here.name == there.name && here.numel == there.numel && here.trainable == there.trainable &&
+        here.fp8 == there.fp8)
+      continue;
+    throw ConfigError("unit {} is {} of {} elements, but in this run {} of {}", i, here.name, here.numel,
+                      there.name, there.numel);
+  }
+}
+
+void check_work(const StepProgram& given, const StepProgram& planned) {
+  const std::multiset<std::string> here = work_of(given), there = work_of(planned);
+  std::vector<std::string> missing, foreign;
+  std::ranges::set_difference(there, here, std::back_inserter(missing));
+  std::ranges::set_difference(here, there, std::back_inserter(foreign));
+  if (!foreign.empty()) throw ConfigError("'{}' is no part of this run's step", foreign.front());
+  if (!missing.empty()) throw ConfigError("'{}' is missing", missing.front());
+}
+
+/// Passes and messages of stages in the order in which the program has them.
+StageActions stage_actions(const StepProgram& program) {
+  StageActions actions;
+  for (const Pass& pass : program.passes) {
+    bool computed = false;
+    for (auto place = static_cast<size_t>(pass.begin); place < static_cast<size_t>(pass.end); ++place) {
+      const Action& action = program.actions[place];
+      if (action.is_message()) {
+        actions.push_back(action);
+      } else if (const auto kind = computing(pass.kind); kind && !computed) {
+        actions.push_back({.kind = *kind, .micro_batch = pass.micro_batch, .stage = pass.stage});
+        computed = true;
+      }
+    }
+  }
+  return actions;
+}
+
+void check_rank(const StepProgram& given, const StepProgram& planned) {
+  check_units(given, planned);
+  verify(given);
+  check_work(given, planned);
+}
+
+}  // namespace
+
+std::string programs_to_text(const std::vector<StepProgram>& programs) {
+  if (programs.size() == 1) return to_text(programs.front());
+  std::string text;
+  for (size_t rank = 0; rank < programs.size(); ++rank)
+    text += fmt::format("rank {}\n{}", rank, to_text(programs[rank]));
+  return text;
+}
+
+std::vector<StepProgram> step_programs_from_text(std::string_view text) {
+  std::vector<std::string> parts;
+  for (const std::string& line : split(std::string(text), '\n')) {
+    if (line.starts_with("rank ")) {
+      if (line != fmt::format("rank {}", parts.size()))
+        throw ConfigError("[plan.step_program] '{}' stands where rank {} is expected", line, parts.size());
+      parts.emplace_back();
+      continue;
+    }
+    if (parts.empty()) parts.emplace_back();
+    parts.back() += line + '\n';
+  }
+  std::vector<StepProgram> programs;
+  for (const std::string& part : parts) programs.push_back(step_program_from_text(part));
+  return programs;
+}
+
+std::string given_text(const Config& config) {
+  const std::string& file = config.train.step_program;
+  if (file.empty()) return {};
+  try {
+    return read_text_file(file, kMostBytes);
+  } catch (const EnvironmentError& error) {
+    throw ConfigError(
+        "[plan.step_program] train.step_program '{}' cannot be read: {}; give a file that trireme plan step "
+        "--text --all-ranks wrote",
+        file, error.what());
+  }
+}
+
+std::vector<StepProgram> given_programs(const Config& config, const BatchPlan& batch,
+                                        const std::vector<StepProgram>& planned) {
+  const std::vector<StepProgram> given = step_programs_from_text(given_text(config));
+  const std::string& file = config.train.step_program;
+  if (given.size() != planned.size()) {
+    throw ConfigError(
+        "[plan.step_program] train.step_program '{}' has programs for {} ranks of a pipeline, but "
+        "parallel.pp "
+        "is {}; print them with trireme plan step --text --all-ranks for this config",
+        file, given.size(), planned.size());
+  }
+  size_t rank = 0;
+  try {
+    for (; rank < planned.size(); ++rank) check_rank(given[rank], planned[rank]);
+  } catch (const Error& error) {
+    throw ConfigError("[plan.step_program] train.step_program '{}', rank {}: {}", file, rank, error.what());
+  }
+  if (config.parallel.pp == 1) return given;
+  std::vector<StageActions> actions;
+  for (const StepProgram& program : given) actions.push_back(stage_actions(program));
+  try {
+    check_programs(plan_pipeline(config, batch).schedule, actions);
+  } catch (const Error& error) {
+    throw ConfigError("[plan.step_program] train.step_program '{}': {}", file, error.what());
+  }
+  return given;
+}
+
+}  // namespace trireme::plan
