@@ -176,5 +176,63 @@ TEST(Executor, HoldsWhatTheProgramSaysWheneverAUnitRuns) {
   }
 }
 
+/// Every unit is gathered before the one in front of it computes.
+plan::StepProgram gathering_one_ahead(plan::EngineSetting setting, const std::vector<plan::UnitSpec>& units) {
+  setting.beside = true;
+  setting.prefetch = 1;
+  return test::planned_step(units, setting);
+}
+
+TEST(Executor, FollowsAProgramThatItIsGiven) {
+  const Case run{.policy = "fsdp:shard_grad_op", .tied = false};
+  const plan::ModelFacts facts = plan::describe(model_of(run), 8);
+  std::string planned;
+  for (const bool given : {false, true}) {
+    run_case(run, [&](test::EngineOnModel& trained) {
+      DataParallel& engine = trained.engine;
+      if (given) engine.run_program(gathering_one_ahead(setting_of(run), facts.units), 2);
+      int64_t ahead = 0;  // blocks that ran while the next one was whole
+      trained.model->set_unit_runner([&](const nn::Unit& unit, const at::Tensor& x, bool begins_pass) {
+        const auto watched = [&, unit](const at::Tensor& in) {
+          const auto here =
+              std::ranges::find(engine.units(), unit.name, &FlatUnit::name) - engine.units().begin();
+          const auto next = static_cast<size_t>(here) + 1;
+          if (here > 0 && next < engine.units().size() && engine.units()[next]->is_whole()) ++ahead;
+          return unit.forward(in);
+        };
+        return engine.run_unit(unit.name, x, watched, begins_pass);
+      });
+      const auto optimizer = optim::build({.lr = 1e-3}, engine.optimizer_params());
+      for (int64_t step = 0; step < 2; ++step) {
+        pass(trained, step, false);
+        pass(trained, step, true);
+        engine.step(*optimizer);
+      }
+      const auto units = std::ssize(facts.units);
+      // The second micro-batch of a step begins with what the first has left whole.
+      EXPECT_EQ(ahead >= 2 * (units - 2), given) << ahead << " times ahead";
+      const std::string digest = weights_digest(engine);
+      if (engine.mesh().world->rank() != 0) return;
+      if (!given) planned = digest;
+      EXPECT_EQ(digest, planned);
+    });
+  }
+}
+
+TEST(Executor, AProgramOfOtherUnitsIsRefusedAndOneThatIsGivenKeepsItsTrainedParameters) {
+  const Case run{.policy = "zero2", .tied = false};
+  const plan::ModelFacts facts = plan::describe(model_of(run), 8);
+  run_case(run, [&](test::EngineOnModel& trained) {
+    plan::StepProgram program = test::planned_step(facts.units, setting_of(run));
+    plan::StepProgram other = program;
+    other.units.back().numel += 8;
+    EXPECT_THROW(trained.engine.run_program(other, 2), LogicError);
+    trained.engine.run_program(program, 2);
+    pass(trained, 0, false);
+    trained.model->parameters().front().set_requires_grad(false);
+    EXPECT_THROW(pass(trained, 0, true), LogicError);
+  });
+}
+
 }  // namespace
 }  // namespace trireme::parallel

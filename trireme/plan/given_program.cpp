@@ -80,6 +80,31 @@ StageActions stage_actions(const StepProgram& program) {
   return actions;
 }
 
+std::vector<StepProgram> read_programs(const Config& config, size_t ranks) {
+  std::vector<StepProgram> programs = step_programs_from_text(given_text(config));
+  if (programs.size() == ranks) return programs;
+  throw ConfigError(
+      "[plan.step_program] train.step_program '{}' has programs for {} ranks of a pipeline, but parallel.pp "
+      "is "
+      "{}; print them with trireme plan step --text --all-ranks for this config",
+      config.train.step_program, programs.size(), ranks);
+}
+
+std::optional<StagePass::Kind> stage_pass(Pass::Kind pass) {
+  switch (pass) {
+    case Pass::Kind::kForward:
+      return StagePass::Kind::kForward;
+    case Pass::Kind::kBackward:
+      return StagePass::Kind::kBackward;
+    case Pass::Kind::kBackwardInput:
+      return StagePass::Kind::kBackwardInput;
+    case Pass::Kind::kBackwardWeight:
+      return StagePass::Kind::kBackwardWeight;
+    default:
+      return std::nullopt;
+  }
+}
+
 void check_rank(const StepProgram& given, const StepProgram& planned) {
   check_units(given, planned);
   verify(given);
@@ -126,17 +151,22 @@ std::string given_text(const Config& config) {
   }
 }
 
+void order_as_given(Schedule& schedule, const Config& config) {
+  if (config.train.step_program.empty()) return;
+  const std::vector<StepProgram> programs = read_programs(config, schedule.ranks.size());
+  for (size_t rank = 0; rank < programs.size(); ++rank) {
+    std::vector<StagePass>& passes = schedule.ranks[rank];
+    passes.clear();
+    for (const Pass& pass : programs[rank].passes) {
+      if (const auto kind = stage_pass(pass.kind)) passes.push_back({*kind, pass.stage, pass.micro_batch});
+    }
+  }
+}
+
 std::vector<StepProgram> given_programs(const Config& config, const BatchPlan& batch,
                                         const std::vector<StepProgram>& planned) {
-  const std::vector<StepProgram> given = step_programs_from_text(given_text(config));
+  std::vector<StepProgram> given = read_programs(config, planned.size());
   const std::string& file = config.train.step_program;
-  if (given.size() != planned.size()) {
-    throw ConfigError(
-        "[plan.step_program] train.step_program '{}' has programs for {} ranks of a pipeline, but "
-        "parallel.pp "
-        "is {}; print them with trireme plan step --text --all-ranks for this config",
-        file, given.size(), planned.size());
-  }
   size_t rank = 0;
   try {
     for (; rank < planned.size(); ++rank) check_rank(given[rank], planned[rank]);

@@ -8,7 +8,7 @@
 
 #include "trireme/plan/batch.h"
 #include "trireme/plan/config.h"
-#include "trireme/plan/model_facts.h"
+#include "trireme/plan/schedule.h"
 #include "trireme/plan/step_program.h"
 
 namespace trireme::plan {
@@ -21,6 +21,10 @@ std::vector<StepProgram> step_programs_from_text(std::string_view text);
 
 /// Text of the file that config names; empty: it names none. Throws ConfigError when it cannot be read.
 std::string given_text(const Config& config);
+
+/// Gives the ranks of `schedule` the order of passes that train.step_program has; without one nothing
+/// happens. Throws ConfigError for another number of ranks.
+void order_as_given(Schedule& schedule, const Config& config);
 
 /// Reads train.step_program and checks it against `planned`, the programs of all ranks of a pipeline. Units,
 /// passes, sums, updates and messages must be the planned ones; when parameters are gathered and freed, what

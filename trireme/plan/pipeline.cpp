@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "trireme/base/error.h"
+#include "trireme/plan/given_program.h"
 #include "trireme/plan/cut_work.h"
 #include "trireme/plan/simulate.h"
 #include "trireme/plan/spread_head.h"
@@ -202,6 +203,7 @@ PipelinePlan plan_pipeline(const Config& config, const BatchPlan& batch) {
   check_stages(config, plan.schedule.stages);
   plan.split = split_of(config, plan.schedule);
   if (config.pipeline.spread_head) spread_head(plan, config.model);
+  order_as_given(plan.schedule, config);
   return plan;
 }
 
