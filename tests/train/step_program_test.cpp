@@ -124,7 +124,8 @@ TEST_F(StepProgramTest, GathersMayComeEarlier) {
 TEST_F(StepProgramTest, TheOrderOfAnotherScheduleIsFollowed) {
   config_.parallel.pp = 2;
   config_.train.micro_batch = 2;  // eight a step
-  config_.train.steps = 6;        // of which one is recorded
+  config_.train.steps = 6;
+  config_.train.profile_steps = 1;  // the one before is recorded
   config_.pipeline.schedule = ScheduleName::kGpipe;
   const std::vector<StepProgram> gpipe = programs(2);
   config_.pipeline.schedule = ScheduleName::k1F1B;

@@ -26,11 +26,19 @@ bool may_differ(const std::string& key) {
   return keys.contains(key);
 }
 
+/// Empty where this rank cannot read it: then its path tells the difference.
+std::string text_of(const plan::ConfigFile& file, const plan::Config& config) {
+  try {
+    return file.text(config);
+  } catch (const ConfigError&) {
+    return {};
+  }
+}
+
 /// What ranks must have alike: of files not where they are.
 Values compared(plan::Config config) {
   for (const plan::ConfigFile& file : plan::config_files()) {
-    const std::string text = file.text(config);
-    if (!text.empty())
+    if (const std::string text = text_of(file, config); !text.empty())
       file.path(config) = fmt::format("a {} with digest {}", file.kept_as, hex64(xxh3(text)));
   }
   if (!config.model.weights.empty()) config.model.weights = "a file or folder";
