@@ -71,6 +71,12 @@ TEST(WithCommas, ReadsBackWithoutTheCommas) {
   }
 }
 
+TEST(NumberText, OfNaNHasNoSign) {
+  EXPECT_EQ(number_text(std::copysign(NAN, -1.0)), "nan");
+  EXPECT_EQ(number_text(-INFINITY), "-inf");
+  EXPECT_EQ(number_text(0.25), "0.25");
+}
+
 TEST(SplitAndJoin, AreInverse) {
   for (const std::string text : {"", "a", "a,b", ",", "a,,b", ",a,"})
     EXPECT_EQ(join(split(text, ','), ","), text);

@@ -329,6 +329,23 @@ TEST(GroupNormLayer, EqualsTorchs) {
   EXPECT_TRUE(at::equal(ours.forward(x), theirs->forward(x)));
 }
 
+/// Of a channels-last input that needs no gradient torch's own crashes on a CPU.
+TEST(GroupNormLayer, TrainsAPartOfItselfBehindWhatIsFrozen) {
+  const at::Tensor x = at::randn({2, 6, 5, 5}).contiguous(at::MemoryFormat::ChannelsLast);
+  for (const bool bias : {true, false}) {
+    GroupNorm norm(3, 6);
+    norm.weight.detach().fill_(0.5);
+    norm.bias.detach().zero_();
+    (bias ? norm.weight : norm.bias).set_requires_grad(false);
+    const at::Tensor trained = bias ? norm.bias : norm.weight;
+    const at::Tensor y = norm.forward(x);
+    y.square().sum().backward();
+    const at::Tensor normed = y.detach() * 2;
+    const at::Tensor wanted = ((bias ? at::ones_like(normed) : normed) * 2 * y.detach()).sum({0, 2, 3});
+    EXPECT_TRUE(at::allclose(trained.grad(), wanted, 1e-4, 1e-4)) << (bias ? "bias" : "weight");
+  }
+}
+
 TEST(TopK, CountsRowsWhoseTargetIsAmongTheLargest) {
   const at::Tensor logits = at::tensor({3.0, 1.0, 2.0, 0.0,  //
                                         0.0, 0.0, 0.0, 0.0,  //

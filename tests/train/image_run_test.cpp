@@ -242,7 +242,8 @@ TEST_F(ImageRuns, AreRefusedWhereTheModelCannotReadTheImages) {
   config_.data.resized_crop = true;
   EXPECT_GT(train_on(1).summary.steps, 0) << "parts of them are resized";
   config_.optim.warmup_steps = 13;
-  expect_refused("above the 12 steps of train.epochs=3");
+  expect_refused(
+      "above the 12 steps of train.epochs=3; set optim.warmup_steps=12 or less, or train.epochs=4");
 }
 
 }  // namespace

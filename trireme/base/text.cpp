@@ -87,6 +87,10 @@ std::string format_duration(double seconds) {
   return fmt::format("{}h {:02}m", whole / 3600, whole % 3600 / 60);
 }
 
+std::string number_text(double value) {
+  return std::isnan(value) ? "nan" : fmt::format("{}", value);
+}
+
 std::string join(std::span<const std::string> parts, std::string_view separator) {
   return fmt::format("{}", fmt::join(parts, separator));
 }

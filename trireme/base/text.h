@@ -20,6 +20,9 @@ std::string format_bytes(double bytes);
 /// "350 us", "12.3 ms", "4.56 s", "3m 20s", "2h 05m".
 std::string format_duration(double seconds);
 
+/// As fmt writes it in messages, but NaN has no sign: "0.25", "inf", "nan".
+std::string number_text(double value);
+
 std::string join(std::span<const std::string> parts, std::string_view separator);
 /// The first eight of `names`, made printable, and how many more there are.
 std::string some_of(std::span<const std::string> names);

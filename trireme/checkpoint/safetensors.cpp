@@ -3,7 +3,6 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
-#include <array>
 #include <set>
 #include <utility>
 
@@ -12,51 +11,31 @@
 #include "trireme/checkpoint/safetensors_header.h"
 #include "trireme/checkpoint/source.h"
 #include "trireme/checkpoint/unfinished.h"
+#include "trireme/plan/stored_dtype.h"
 
 namespace trireme::checkpoint {
 namespace {
 
-struct DtypeName {
-  const char* name;
-  at::ScalarType dtype;
-};
-constexpr auto kDtypes = std::to_array<DtypeName>({{"F64", at::ScalarType::Double},
-                                                   {"F32", at::ScalarType::Float},
-                                                   {"F16", at::ScalarType::Half},
-                                                   {"BF16", at::ScalarType::BFloat16},
-                                                   {"I64", at::ScalarType::Long},
-                                                   {"I32", at::ScalarType::Int},
-                                                   {"I16", at::ScalarType::Short},
-                                                   {"I8", at::ScalarType::Char},
-                                                   {"U64", at::ScalarType::UInt64},
-                                                   {"U32", at::ScalarType::UInt32},
-                                                   {"U16", at::ScalarType::UInt16},
-                                                   {"U8", at::ScalarType::Byte},
-                                                   {"BOOL", at::ScalarType::Bool},
-                                                   {"C64", at::ScalarType::ComplexFloat},
-                                                   {"F8_E4M3", at::ScalarType::Float8_e4m3fn},
-                                                   {"F8_E5M2", at::ScalarType::Float8_e5m2},
-                                                   {"F8_E8M0", at::ScalarType::Float8_e8m0fnu},
-                                                   {"F8_E4M3FNUZ", at::ScalarType::Float8_e4m3fnuz},
-                                                   {"F8_E5M2FNUZ", at::ScalarType::Float8_e5m2fnuz},
-                                                   {"F4", at::ScalarType::Float4_e2m1fn_x2}});
-
 /// Undefined: torch has no such dtype.
 at::ScalarType dtype_of(std::string_view name) {
-  const auto found = std::ranges::find(kDtypes, name, &DtypeName::name);
-  return found == kDtypes.end() ? at::ScalarType::Undefined : found->dtype;
+  if (name.empty()) return at::ScalarType::Undefined;
+  for (int i = 0; i < static_cast<int>(at::ScalarType::NumOptions); ++i) {
+    const auto dtype = static_cast<at::ScalarType>(i);
+    if (plan::stored_dtype(c10::toString(dtype)) == name) return dtype;
+  }
+  return at::ScalarType::Undefined;
 }
 
 }  // namespace
 
 std::string safetensors_dtype(at::ScalarType dtype, const std::string& tensor) {
-  const auto found = std::ranges::find(kDtypes, dtype, &DtypeName::dtype);
+  const std::string_view name = plan::stored_dtype(c10::toString(dtype));
   TRIREME_CHECK(
-      found != kDtypes.end(),
+      !name.empty(),
       "[checkpoint.safetensors] tensor '{}' has dtype {}, which the safetensors format cannot store; "
       "give it another one, such as complex64 for complex numbers",
       tensor, c10::toString(dtype));
-  return found->name;
+  return std::string(name);
 }
 
 namespace {

@@ -357,17 +357,18 @@ std::string Store::commit(const Work& work) {
   inside.write_file(kStateName, state);
   inside.write_file(kIndexName, index);
   remove_reports(inside, work.ranks);
+  inside.write_file(kCommitName, format_commit({.step = work.step,
+                                                .generation = generation(),
+                                                .index_bytes = static_cast<int64_t>(index.size()),
+                                                .index_digest = xxh3(index)}));
   inside.sync();
   check_generation();
   const std::string name = free_name(folder(), work.step);
   read_.erase(name);  // one of that name was removed
+  // All is in it: who lists checkpoints meanwhile takes none for damaged because it is being written.
   folder().rename(work.temporary, name);
-  folder().sync();
   try {
-    inside.write_file(kCommitName, format_commit({.step = work.step,
-                                                  .generation = generation(),
-                                                  .index_bytes = static_cast<int64_t>(index.size()),
-                                                  .index_digest = xxh3(index)}));
+    folder().sync();
   } catch (...) {
     folder().rename(name, work.temporary);  // to be abandoned, where a full disk may need the place
     throw;

@@ -121,7 +121,9 @@ at::Tensor GroupNorm::forward(const at::Tensor& x, const After& after) const {
     return group_norm(x, weight, bias,
                       {.groups = groups_, .residual = after.residual, .eps = kEps, .relu = after.relu});
   }
-  const at::Tensor y = at::group_norm(x, groups_, weight.to(x.scalar_type()), bias.to(x.scalar_type()), kEps,
+  // Torch's backward on a CPU writes the gradient of a channels-last input even where it made none: a crash.
+  const at::Tensor y = at::group_norm(x.is_cpu() ? x.contiguous() : x, groups_, weight.to(x.scalar_type()),
+                                      bias.to(x.scalar_type()), kEps,
                                       /*cudnn_enabled=*/true);
   return apply_after(y, after);
 }

@@ -8,6 +8,7 @@
 
 #include "trireme/base/error.h"
 #include "trireme/base/log.h"
+#include "trireme/base/text.h"
 #include "trireme/kernels/range.h"
 #include "trireme/parallel/data_parallel.h"
 
@@ -90,7 +91,8 @@ double DataParallel::handed_out_norm(const std::vector<std::string>& without) co
 
 double DataParallel::clip_grad_norm(double max_norm) {
   check_complete("clip_grad_norm");
-  TRIREME_CHECK(max_norm > 0.0, "[parallel.clip_grad_norm] max_norm is {}; give a positive number", max_norm);
+  TRIREME_CHECK(max_norm > 0.0, "[parallel.clip_grad_norm] max_norm is {}; give a positive number",
+                number_text(max_norm));
   const double norm = grad_norm();
   scale_gradient(optim::clip_factor(norm, max_norm));
   return norm;

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "trireme/base/error.h"
+#include "trireme/base/text.h"
 
 namespace trireme::parallel {
 namespace {
@@ -28,7 +29,7 @@ void GradientMean::check(double weight, at::ScalarType loss) const {
   TRIREME_CHECK(weight >= 0.0 && std::isfinite(weight),
                 "[parallel.backward] rank {}: a micro-batch has the weight {}, which must be finite and at "
                 "least 0; pass its number of rows or tokens, or leave it out",
-                ranks_.ranks()[static_cast<size_t>(ranks_.rank())], weight);
+                ranks_.ranks()[static_cast<size_t>(ranks_.rank())], number_text(weight));
   const double factor = factor_of(weight, loss);
   const bool in_bounds = weight == 0.0 || (weight >= kLeastWeight && weight <= kMostWeight);
   TRIREME_CHECK(

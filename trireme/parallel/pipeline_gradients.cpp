@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "trireme/base/error.h"
+#include "trireme/base/text.h"
 #include "trireme/parallel/module_parameters.h"
 #include "trireme/parallel/pipeline.h"
 #include "trireme/plan/pipeline.h"
@@ -281,7 +282,8 @@ double Pipeline::grad_norm() const {
 }
 
 double Pipeline::clip_grad_norm(double max_norm) {
-  TRIREME_CHECK(max_norm > 0.0, "[parallel.clip_grad_norm] max_norm is {}; give a positive number", max_norm);
+  TRIREME_CHECK(max_norm > 0.0, "[parallel.clip_grad_norm] max_norm is {}; give a positive number",
+                number_text(max_norm));
   const double norm = grad_norm(), factor = optim::clip_factor(norm, max_norm);
   for (const auto& engine : engines_) engine->scale_gradient(factor);
   return norm;

@@ -13,12 +13,12 @@
 #include "trireme/base/log.h"
 #include "trireme/base/text.h"
 #include "trireme/base/utf8.h"
-#include "trireme/checkpoint/safetensors.h"
 #include "trireme/nn/torch_internals.h"
 #include "trireme/parallel/agreement.h"
 #include "trireme/parallel/module_parameters.h"
 #include "trireme/parallel/unit_choice.h"
 #include "trireme/plan/buckets.h"
+#include "trireme/plan/stored_dtype.h"
 
 namespace trireme::parallel {
 namespace {
@@ -47,7 +47,7 @@ void check_storable(const std::string& name, const at::Tensor& tensor, const Mod
         "another name",
         operation, printable(name), module.name(), is_utf8(name) ? "reserved" : "not UTF-8");
   const bool strided = tensor.layout() == at::kStrided && !tensor.is_quantized();
-  if (strided && !error_of([&] { checkpoint::safetensors_dtype(tensor.scalar_type(), name); })) return;
+  if (strided && !plan::stored_dtype(c10::toString(tensor.scalar_type())).empty()) return;
   throw LogicError(
       "[parallel.{}] {} of {} is {}, {}, which files of weights cannot hold, so its first save would fail; "
       "register it in another form, or keep it as a plain member of the module",

@@ -311,9 +311,10 @@ class Checker {
           said("optim.nesterov", optim.nesterov), said("optim.momentum", optim.momentum));
     }
     if (config_.train.epochs == 0 && optim.warmup_steps > config_.train.steps) {
-      throw ConfigError("[plan.config] {} is above {}; lower it or train longer",
-                        said("optim.warmup_steps", optim.warmup_steps),
-                        said("train.steps", config_.train.steps));
+      throw ConfigError(
+          "[plan.config] {} is above {}; set optim.warmup_steps={} or less, or train.steps={} or more",
+          said("optim.warmup_steps", optim.warmup_steps), said("train.steps", config_.train.steps),
+          config_.train.steps, optim.warmup_steps);
     }
   }
 

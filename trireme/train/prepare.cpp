@@ -238,12 +238,14 @@ void check_same_data(const std::vector<Word>& words, const RunData& data, const 
 void check_length(const plan::Config& config, const RunData& data, const comm::Mesh& mesh) {
   if (config.train.epochs == 0) return;
   const int64_t batch = plan::plan_batch(config, mesh.shape).global_batch;
-  const int64_t steps =
-      data.steps_for(config.train.epochs, {.global_batch = batch, .runs_on = begins_running_on(config)});
-  if (config.optim.warmup_steps <= steps) return;
+  const int64_t epochs = config.train.epochs;
+  const int64_t steps = data.steps_for(epochs, {.global_batch = batch, .runs_on = begins_running_on(config)});
+  const int64_t warm_up = config.optim.warmup_steps, each = std::max<int64_t>(1, steps / epochs);
+  if (warm_up <= steps) return;
   throw ConfigError(
-      "[train.data] optim.warmup_steps={} is above the {} steps of train.epochs={}; lower it or train longer",
-      config.optim.warmup_steps, steps, config.train.epochs);
+      "[train.data] optim.warmup_steps={} is above the {} steps of train.epochs={}; set "
+      "optim.warmup_steps={} or less, or train.epochs={} or more",
+      warm_up, steps, epochs, steps, (warm_up + each - 1) / each);
 }
 
 /// Runs a check that fails on all ranks or on none; rank 0 throws its own error.

@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <nlohmann/json.hpp>
 
+#include "trireme/base/text.h"
 #include "trireme/checkpoint/strict_json.h"
 
 namespace trireme::train {
@@ -13,9 +14,10 @@ namespace {
 
 using Json = nlohmann::json;
 
-/// Numbers of a step that was skipped need not be finite, which JSON cannot say.
+/// Numbers of a step that was skipped need not be finite, which JSON cannot say. A NaN has no sign, as it is
+/// read.
 Json to_json(double value) {
-  return std::isfinite(value) ? Json(value) : Json(fmt::format("{}", value));
+  return std::isfinite(value) ? Json(value) : Json(number_text(value));
 }
 
 Json to_json(const std::optional<double>& value) {

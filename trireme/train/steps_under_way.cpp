@@ -7,6 +7,7 @@
 
 #include "trireme/base/error.h"
 #include "trireme/base/log.h"
+#include "trireme/base/text.h"
 #include "trireme/optim/learning_rate.h"
 #include "trireme/plan/cuda_graphs.h"
 
@@ -106,7 +107,7 @@ void StepsUnderWay::check_finite(const Step& step) const {
   throw NumericsError(
       "[train.step] step {}: loss {} or gradient norm {} is not finite{}; lower optim.lr (now {}), raise "
       "optim.warmup_steps or check the data",
-      step.index, loss, grad_norm, where_not_finite(step.totals), config_.optim.lr);
+      step.index, number_text(loss), number_text(grad_norm), where_not_finite(step.totals), config_.optim.lr);
 }
 
 std::string StepsUnderWay::where_not_finite(const StepTotals& totals) const {
