@@ -107,7 +107,7 @@ class ImageRuns : public TrainerTest {
       try {
         const TrainResult outcome = train_in(world, stop_at, resume);
         if (world->rank() == 0) result = outcome;
-      } catch (const FailedElsewhere&) {
+      } catch (const comm::FailedElsewhere&) {
       }
     });
     return result;

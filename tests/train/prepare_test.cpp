@@ -9,7 +9,6 @@
 #include "trireme/base/clock.h"
 #include "trireme/base/error.h"
 #include "trireme/data/lock.h"
-#include "trireme/train/stop.h"
 
 namespace trireme::train {
 namespace {
@@ -69,7 +68,7 @@ std::vector<std::string> said_by_ranks(TrainOptions base, const std::string& pat
     if (world->rank() == 1) mine.config.data.path = path;
     try {
       train(mine, world);
-    } catch (const FailedElsewhere& error) {
+    } catch (const comm::FailedElsewhere& error) {
       EXPECT_EQ(error.exit_code(), code);
       said[world->rank()] = "elsewhere";
     } catch (const Error& error) {

@@ -57,7 +57,7 @@ class Resume : public TrainerTest {
       try {
         const TrainResult outcome = train(mine, world);
         if (world->rank() == 0) result = outcome;
-      } catch (const FailedElsewhere&) {
+      } catch (const comm::FailedElsewhere&) {
       }
     });
     return result;

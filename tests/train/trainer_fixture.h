@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "tests/support/spawn.h"
+#include "trireme/comm/agree.h"
 #include "trireme/plan/model_facts.h"
-#include "trireme/train/stop.h"
 #include "trireme/train/trainer.h"
 
 namespace trireme::train {
@@ -89,7 +89,7 @@ class TrainerTest : public ::testing::Test {
       try {
         const TrainResult outcome = train(mine, world);
         if (world->rank() == 0) result = outcome;
-      } catch (const FailedElsewhere&) {  // the rank that knows why is the one to be heard
+      } catch (const comm::FailedElsewhere&) {  // the rank that knows why is the one to be heard
       }
     });
     return result;

@@ -218,7 +218,7 @@ TEST_F(TrainerTest, TheLastStepIsValidatedAndRecordedWhereWeightsCannotBeWritten
     mine.weights_path = (folder_ / "full" / "weights.safetensors").string();
     try {
       train(mine, world);
-    } catch (const FailedElsewhere& error) {
+    } catch (const comm::FailedElsewhere& error) {
       EXPECT_EQ(error.exit_code(), ExitCode::kEnvironment);
       said.at(static_cast<size_t>(world->rank())) = "elsewhere";
     } catch (const EnvironmentError& error) {

@@ -15,8 +15,8 @@
 #include "trireme/base/log.h"
 #include "trireme/base/streams.h"
 #include "trireme/cli/worker_verbs.h"
+#include "trireme/comm/agree.h"
 #include "trireme/train/enough_memory.h"
-#include "trireme/train/stop.h"
 
 namespace {
 
@@ -66,7 +66,7 @@ constexpr auto kSpeakerFirst = std::chrono::milliseconds(200);
 int answer() {
   try {
     return run(Environment::process());
-  } catch (const train::FailedElsewhere& error) {
+  } catch (const comm::FailedElsewhere& error) {
     log_debug("{}", error.what());
     std::this_thread::sleep_for(kSpeakerFirst);
     return static_cast<int>(error.exit_code());

@@ -3,21 +3,16 @@
 // the call on all of them and nobody waits. Private to parallel/*.cpp.
 #include <exception>
 #include <string>
-#include <utility>
 #include <vector>
 
-#include "trireme/base/error.h"
 #include "trireme/comm/mesh.h"
 
 namespace trireme::parallel {
 
-/// Exit code and text of an error; 0 and none where there is no error.
-std::pair<ExitCode, std::string> code_and_text(const std::exception_ptr& error);
-
 /// The lines say what must be the same on all data-parallel ranks; `refusal` is why this rank does not go on,
-/// null: nothing. Collective over mesh.dp. Throws on all ranks when one refuses, with its reason, and
-/// LogicError when lines differ, with the first difference on the ranks that differ from the first one.
-/// `operation` as "data_parallel".
+/// null: nothing. Collective over mesh.dp. Throws on all ranks as comm::throw_together() when
+/// one refuses, and LogicError when lines differ, with the first difference on the ranks that differ from the
+/// first one. `operation` as "data_parallel".
 void check_alike(const std::vector<std::string>& lines, const std::exception_ptr& refusal,
                  const comm::Mesh& mesh, const char* operation);
 

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "trireme/base/error.h"
+#include "trireme/comm/agree.h"
 #include "trireme/kernels/device.h"
 #include "trireme/kernels/range.h"
 #include "trireme/nn/torch_internals.h"
@@ -372,10 +373,7 @@ void DataParallel::shadow_micro_batch(bool last_micro_batch) {
 }
 
 bool DataParallel::any_rank(bool mine) const {
-  for (const auto& rank : comm::gather_scalars(*mesh_.dp, {mine ? 1.0 : 0.0})) {
-    if (rank[0] > 0.0) return true;
-  }
-  return false;
+  return comm::any_rank(*mesh_.dp, mine);
 }
 
 }  // namespace trireme::parallel

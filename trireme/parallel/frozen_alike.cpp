@@ -9,6 +9,7 @@
 
 #include "trireme/base/error.h"
 #include "trireme/base/hash.h"
+#include "trireme/comm/agree.h"
 
 namespace trireme::parallel {
 namespace {
@@ -75,15 +76,10 @@ void FrozenAlike::check_arrived() {
 /// Ranks compare with the first one; what they find is the same text everywhere.
 void FrozenAlike::name_first(const Flags& trainable) const {
   const std::string mine = bytes_of(trainable);
-  at::Tensor first =
-      at::tensor(at::ArrayRef<uint8_t>(reinterpret_cast<const uint8_t*>(mine.data()), mine.size()), at::kByte)
-          .to(ranks_.device());
-  ranks_.broadcast(first, 0);
-  const at::Tensor host = first.cpu();
-  const auto* const firsts = host.const_data_ptr<uint8_t>();
+  const std::string firsts = comm::text_of(ranks_, 0, mine);
   double differs = -1.0;
   for (size_t i = 0; i < mine.size() && differs < 0.0; ++i) {
-    if (static_cast<uint8_t>(mine[i]) != firsts[i]) differs = static_cast<double>(i);
+    if (mine[i] != firsts[i]) differs = static_cast<double>(i);
   }
   const auto found = comm::gather_scalars(ranks_, {differs});
   const auto other = std::ranges::find_if(found, [](const auto& rank) { return rank[0] >= 0.0; });

@@ -326,7 +326,6 @@ class Pipeline {
   std::map<int64_t, at::Tensor> finished_;
   std::string broken_;        ///< what has failed
   std::string failure_key_;   ///< where the ranks of this pipeline tell what has failed
-  int64_t agreements_ = 0;    ///< of ranks on what they were given
   bool step_agreed_ = false;  ///< one of them was on a step
 };
 

@@ -9,8 +9,8 @@
 
 #include "trireme/base/error.h"
 #include "trireme/base/hash.h"
+#include "trireme/comm/agree.h"
 #include "trireme/nn/deferred_gradients.h"
-#include "trireme/parallel/agreement.h"
 #include "trireme/parallel/pipeline.h"
 #include "trireme/parallel/stage_links.h"
 
@@ -162,23 +162,7 @@ void Pipeline::agree(Before what, const Batch& batch, const std::exception_ptr& 
 
 std::vector<std::vector<double>> Pipeline::gather_unless_refused(const std::exception_ptr& refusal,
                                                                  std::vector<double> mine) {
-  const std::string key = fmt::format("{}/refusal/{}", failure_key_, agreements_++);
-  const auto [code, text] = code_and_text(refusal);
-  const bool alone = mesh_.all->size() == 1;
-  if (refusal && !alone) mesh_.world->announce(key, text);
-  mine.push_back(static_cast<double>(code));
-  auto rows =
-      alone ? std::vector<std::vector<double>>{std::move(mine)} : comm::gather_scalars(*mesh_.all, mine);
-  if (refusal) std::rethrow_exception(refusal);
-  for (size_t i = 0; i < rows.size(); ++i) {
-    if (rows[i].back() != 0.0) {
-      throw Error(static_cast<ExitCode>(static_cast<int>(rows[i].back())),
-                  fmt::format("[parallel.pipeline] rank {} refuses: {}", mesh_.all->ranks()[i],
-                              mesh_.world->announced(key)));
-    }
-    rows[i].pop_back();
-  }
-  return rows;
+  return comm::gather_or_throw(*mesh_.all, std::move(mine), refusal, "parallel.pipeline");
 }
 
 /// A message names the stage that takes it, or the part of the head that it is from.
@@ -214,7 +198,7 @@ std::string Pipeline::in_words(const Action* action) const {
 
 /// Ranks that wait for this one are told why, and that it will not come.
 void Pipeline::fail(const std::string& where, const std::exception_ptr& error) {
-  const auto [code, cause] = code_and_text(error);
+  const auto [code, cause] = comm::code_and_text(error);
   std::string text = fmt::format("[parallel.pipeline] {}: {}", where, cause);
   const std::string told = mesh_.world->announced(failure_key_);
   if (told.empty()) {

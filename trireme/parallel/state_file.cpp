@@ -13,6 +13,7 @@
 #include "trireme/base/error_of.h"
 #include "trireme/base/file.h"
 #include "trireme/checkpoint/safetensors.h"
+#include "trireme/comm/agree.h"
 #include "trireme/nn/torch_internals.h"
 #include "trireme/parallel/hook_state.h"
 #include "trireme/parallel/local_state.h"
@@ -25,19 +26,6 @@ namespace {
 
 constexpr const char* kNotePrefix = "note.";
 constexpr const char* kStateMark = "trireme.state";  // in the metadata of files with an optimizer's state
-
-/// Throws on every rank when `mine`, the error of this rank, is set on any.
-void agree_on_failure(comm::Group& ranks, const std::exception_ptr& mine, const char* action,
-                      const std::string& path) {
-  const auto failed = comm::gather_scalars(ranks, {mine ? 1.0 : 0.0});
-  if (mine) std::rethrow_exception(mine);
-  for (size_t rank = 0; rank < failed.size(); ++rank) {
-    if (failed[rank][0] > 0.0)
-      throw EnvironmentError(
-          "[parallel.state_file] rank {} could not {} {}; see its own message for the cause",
-          ranks.ranks()[rank], action, path.empty() ? "its file" : path);
-  }
-}
 
 std::unique_ptr<checkpoint::SafetensorsWriter> open_file(const std::map<std::string, StateTensor>& tensors,
                                                          const std::map<std::string, std::string>& aliases,
@@ -69,7 +57,7 @@ void save(DataParallel& engine, const OptimizerState* optimizer, const std::stri
     if (writer && !error) error = error_of([&] { writer->write(name, tensor); });
   });
   if (writer && !error) error = error_of([&] { writer->commit(); });
-  agree_on_failure(*engine.mesh().dp, error, "write", path);
+  comm::throw_together(*engine.mesh().dp, error, "parallel.state_file");
 }
 
 /// Elements [first, first + out.numel()) of the file's tensor that `name` stands for.
@@ -167,7 +155,7 @@ Notes load(DataParallel& engine, OptimizerState* optimizer, const std::string& p
     if (optimizer != nullptr) want_optimizer(*reader, engine, *optimizer);
     reader->check(options, /*ignores_optimizer=*/optimizer == nullptr);
   });
-  agree_on_failure(*engine.mesh().dp, error, "load", path);
+  comm::throw_together(*engine.mesh().dp, error, "parallel.state_file");
   if (optimizer != nullptr) engine.skip_step();
   read_weights(*reader, engine);
   if (optimizer != nullptr) read_optimizer(*reader, engine, *optimizer);
@@ -216,7 +204,7 @@ void save_weights(comm::Group& all, const TensorInfos& infos, const WeightVisit&
     if (writer && !error) error = error_of([&] { writer->write(name, weight); });
   });
   if (writer && !error) error = error_of([&] { writer->commit(); });
-  agree_on_failure(all, error, "write", path);
+  comm::throw_together(all, error, "parallel.state_file");
 }
 
 Notes read_notes(const std::string& path) {

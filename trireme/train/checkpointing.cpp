@@ -4,21 +4,23 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <functional>
 #include <nlohmann/json.hpp>
 #include <utility>
 
 #include "trireme/base/clock.h"
 #include "trireme/base/error.h"
+#include "trireme/base/error_of.h"
 #include "trireme/base/log.h"
 #include "trireme/base/text.h"
 #include "trireme/checkpoint/checkpoint.h"
 #include "trireme/checkpoint/safetensors.h"
+#include "trireme/comm/agree.h"
 #include "trireme/kernels/device.h"
 #include "trireme/parallel/state.h"
 #include "trireme/parallel/state_file.h"
 #include "trireme/plan/saved_copy.h"
 #include "trireme/train/run_state.h"
-#include "trireme/train/stop.h"
 
 namespace trireme::train {
 namespace {
@@ -29,18 +31,6 @@ using checkpoint::Region;
 
 /// How long rank 0 waits for the others' parts: they may be waiting for it in a collective meanwhile.
 constexpr double kShareOfTimeout = 0.5;
-
-/// Rank 0's text, on every rank.
-std::string text_of_root(comm::Group& group, std::string text) {
-  const auto size =
-      static_cast<int64_t>(comm::gather_scalars(group, {static_cast<double>(text.size())}).front().front());
-  if (size == 0) return {};
-  text.resize(static_cast<size_t>(size));
-  at::Tensor bytes = at::from_blob(text.data(), {size}, at::kByte).to(group.device(), at::kByte, false, true);
-  group.broadcast(bytes, 0);
-  const at::Tensor here = bytes.to(at::kCPU);
-  return {static_cast<const char*>(here.const_data_ptr()), static_cast<size_t>(size)};
-}
 
 struct MyPiece {
   PieceSpec spec;
@@ -107,23 +97,18 @@ Checkpointing::~Checkpointing() {
 
 /// Rank 0 knows the folders and whether to resume, and is the one that commits.
 void Checkpointing::agree_on_folder() {
-  std::exception_ptr error;
   const bool writes = config_.checkpoint.every > 0 || options_.resume;  // a resumed run's records, at least
-  if (parts_.is_root() && writes && !options_.checkpoint_dir.empty()) {
-    try {
+  const auto error = error_of([&] {
+    if (parts_.is_root() && writes && !options_.checkpoint_dir.empty())
       claim_.emplace(options_.checkpoint_dir);
-    } catch (const Error&) {
-      error = std::current_exception();
-    }
-  }
-  Json known{{"folder", options_.checkpoint_dir},
-             {"wanted", options_.resume_from},
-             {"resumes", options_.resume},
-             {"generation", claim_ ? claim_->generation() : 0},
-             {"failed", error != nullptr}};
-  known = Json::parse(text_of_root(*parts_.mesh.all, parts_.is_root() ? known.dump() : std::string()));
-  if (error) std::rethrow_exception(error);
-  if (known["failed"].get<bool>()) throw FailedElsewhere(ExitCode::kEnvironment, 0);
+  });
+  comm::Group& ranks = *parts_.mesh.all;
+  comm::throw_together(ranks, error, "train.checkpoints");
+  const Json mine{{"folder", options_.checkpoint_dir},
+                  {"wanted", options_.resume_from},
+                  {"resumes", options_.resume},
+                  {"generation", claim_ ? claim_->generation() : 0}};
+  const Json known = Json::parse(comm::text_of(ranks, 0, parts_.is_root() ? mine.dump() : std::string()));
   folder_ = known["folder"];
   wanted_ = known["wanted"];
   resumes_ = known["resumes"];
@@ -132,19 +117,13 @@ void Checkpointing::agree_on_folder() {
 
 void Checkpointing::take_over() {
   if (!uses_folder()) return;
-  std::exception_ptr error;
-  try {
-    if (claim_) {
-      store_ = std::make_unique<checkpoint::Store>(std::move(*claim_));
-      claim_.reset();
-      set_aside_later_ones();
-    }
-  } catch (const Error&) {
-    error = std::current_exception();
-  }
-  const bool failed = any_rank(error != nullptr);
-  if (error) std::rethrow_exception(error);
-  if (failed) throw FailedElsewhere(ExitCode::kEnvironment, 0);
+  const auto error = error_of([&] {
+    if (!claim_) return;
+    store_ = std::make_unique<checkpoint::Store>(std::move(*claim_));
+    claim_.reset();
+    set_aside_later_ones();
+  });
+  comm::throw_together(*parts_.mesh.all, error, "train.checkpoints");
 }
 
 /// A run that was told to go back must not be found in the branch that it left, however early it ends.
@@ -165,25 +144,25 @@ bool Checkpointing::can_save(int64_t step) const {
   return enabled() && (!local || step % config_.parallel.local_steps == 0);
 }
 
-bool Checkpointing::any_rank(bool mine) const {
-  const auto ranks = comm::gather_scalars(*parts_.mesh.all, {mine ? 1.0 : 0.0});
-  return std::ranges::any_of(ranks, [](const std::vector<double>& rank) { return rank[0] > 0.0; });
-}
-
 /// The newest checkpoint of the folder, on all ranks; empty: there is none.
 std::string Checkpointing::choose(const std::string& older_than) {
   std::string path;
-  std::error_code error;
-  if (parts_.is_root() && std::filesystem::is_directory(folder_, error)) {
+  const auto error = error_of([&] {
+    std::error_code missing;
+    if (!parts_.is_root() || !std::filesystem::is_directory(folder_, missing)) return;
     const checkpoint::Newest newest = checkpoint::newest_checkpoint(checkpoint::Folder(folder_), older_than);
     for (const std::string& reason : newest.passed_over) log_warning("resume  skipped {}", reason);
     if (newest.checkpoint) {
       path = newest.checkpoint->path();
     } else if (newest.damaged > 0 || !older_than.empty()) {
-      path = "?";
+      throw DataError(
+          "[train.resume] none of the checkpoints in {} can be read; 'trireme ckpt verify' says why. Remove "
+          "them to start at step 1",
+          folder_);
     }
-  }
-  return text_of_root(*parts_.mesh.all, path);
+  });
+  comm::throw_together(*parts_.mesh.all, error, "train.resume");
+  return comm::text_of(*parts_.mesh.all, 0, path);
 }
 
 Checkpointing::Resumed Checkpointing::resume() {
@@ -193,51 +172,29 @@ Checkpointing::Resumed Checkpointing::resume() {
   for (;;) {
     const std::string path = choose(older_than);
     if (path.empty()) return {};
-    if (path == "?") {
-      throw DataError(
-          "[train.resume] none of the checkpoints in {} can be read; 'trireme ckpt verify' says why. Remove "
-          "them to start at step 1",
-          folder_);
-    }
     try {
       return resume_from(path);
-    } catch (const DataError& error) {
+    } catch (const Error& error) {
+      if (error.exit_code() != ExitCode::kCorruptData) throw;
       if (parts_.is_root()) log_warning("resume  {}; trying the previous one", error.what());
     }
     older_than = std::filesystem::path(path).filename();
   }
 }
 
-/// Every rank reads its own part, so any of them may find damage; then all throw DataError. What else keeps a
-/// rank from reading is no reason to take an older checkpoint.
+/// Every rank reads its own part, so any of them may find damage; then all throw. What else keeps a rank from
+/// reading is no reason to take an older checkpoint, and has a lower exit code.
 Checkpointing::Resumed Checkpointing::resume_from(const std::string& path) {
-  std::string problem;
-  bool damaged = false;
-  const auto attempt = [&](const auto& body) {
-    problem.clear();
-    damaged = false;
-    try {
-      body();
-    } catch (const ConfigError&) {
-      throw;  // the same on all ranks
-    } catch (const Error& error) {
-      problem = error.what();
-      damaged = dynamic_cast<const DataError*>(&error) != nullptr;
-      if (!parts_.is_root()) log_warning("resume  {}", problem);  // rank 0 knows that it was another rank
-    }
-    if (!any_rank(!problem.empty())) return;
-    const bool unreadable = any_rank(!problem.empty() && !damaged);
-    if (problem.empty()) problem = fmt::format("[train.resume] another rank cannot read {}", path);
-    if (unreadable) throw EnvironmentError("{}", problem);
-    throw DataError("{}", problem);
+  const auto together = [&](const std::function<void()>& body) {
+    comm::throw_together(*parts_.mesh.all, error_of(body), "train.resume");
   };
   std::optional<SavedRun> run;
-  attempt([&] { run.emplace(checkpoint::Checkpoint(path).state(), path); });
+  together([&] { run.emplace(checkpoint::Checkpoint(path).state(), path); });
   run->check(parts_);
   run->keep_steps(parts_);
   // A stage leaves to others what is theirs; that all together are the checkpoint's model says the config.
   const bool staged = config_.parallel.pp > 1;
-  attempt([&] {
+  together([&] {
     for (const TrainedModel::Part& part : parts_.model->parts())
       parallel::load_state(*part.engine, *part.optimizer, path, {.unexpected = staged, .rows = part.rows});
   });
@@ -343,10 +300,10 @@ void Checkpointing::join() {
 /// Compares how the last save ended; false while some rank is `busy` with it.
 bool Checkpointing::settle(bool busy) {
   if (!unsettled_) return true;
-  if (any_rank(busy)) return false;
+  if (comm::any_rank(*parts_.mesh.all, busy)) return false;
   pieces_.clear();
   unsettled_ = false;
-  if (any_rank(!error_.empty())) {
+  if (comm::any_rank(*parts_.mesh.all, !error_.empty())) {
     ++failed_;
     if (!error_.empty()) log_warning("a checkpoint was not written: {}; training continues", error_);
     if (store_) store_->abandon(temporary_);  // others may have written to it after this rank's thread did so
@@ -365,7 +322,7 @@ bool Checkpointing::begin_folder(const std::string& temporary) {
       log_warning("checkpoints cannot be written: {}; training continues", problem);
     }
   }
-  return !any_rank(!problem.empty());
+  return !comm::any_rank(*parts_.mesh.all, !problem.empty());
 }
 
 std::optional<double> Checkpointing::save(const StepRecord& record, bool last) {
@@ -411,7 +368,7 @@ void Checkpointing::finish() {
 }
 
 bool Checkpointing::has_written() const {
-  return any_rank(written_ > 0);
+  return comm::any_rank(*parts_.mesh.all, written_ > 0);
 }
 
 }  // namespace trireme::train

@@ -92,7 +92,6 @@ class Checkpointing {
   Resumed resume_from(const std::string& path);
   Resumed restore(const SavedRun& run, const std::string& path);
   std::string choose(const std::string& older_than);
-  bool any_rank(bool mine) const;
   bool settle(bool busy);
   bool begin_folder(const std::string& temporary);
   checkpoint::ShardSpec snapshot(int64_t step);

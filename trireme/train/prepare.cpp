@@ -5,7 +5,6 @@
 #include <chrono>
 #include <condition_variable>
 #include <exception>
-#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -15,10 +14,12 @@
 
 #include "trireme/base/clock.h"
 #include "trireme/base/error.h"
+#include "trireme/base/error_of.h"
 #include "trireme/base/hash.h"
 #include "trireme/base/heartbeat.h"
 #include "trireme/base/log.h"
 #include "trireme/base/text.h"
+#include "trireme/comm/agree.h"
 #include "trireme/plan/batch.h"
 #include "trireme/train/stop.h"
 
@@ -98,28 +99,16 @@ class Preparation {
   std::thread thread_;
 };
 
-int exit_code_of(const std::exception_ptr& error) {
-  try {
-    std::rethrow_exception(error);
-  } catch (const Error& known) {
-    return static_cast<int>(known.exit_code());
-  } catch (const std::bad_alloc&) {
-    return static_cast<int>(ExitCode::kOutOfMemory);
-  } catch (...) {
-    return static_cast<int>(ExitCode::kFailed);
-  }
-}
-
 /// What a rank tells the others in a round.
 struct Word {
   bool over = false;
-  int exit_code = 0;  ///< of its failure; 0: none
   int signal = 0;
   double headway = 0.0, done = 0.0, total = 0.0;
   RunData::Sizes sizes = {};
   uint64_t digest = 0, held_out_digest = 0;
 };
 
+/// Ends the preparation on all ranks when one has failed or was sent a signal.
 std::vector<Word> exchange(const TrainOptions& run, const comm::Mesh& mesh, const Preparation::State& mine) {
   std::vector<Word> words;
   const auto number = [](auto value) { return static_cast<double>(value); };
@@ -127,7 +116,6 @@ std::vector<Word> exchange(const TrainOptions& run, const comm::Mesh& mesh, cons
   const auto digest = comm::in_halves(mine.data ? mine.data->digest() : 0);
   const auto held_out = comm::in_halves(mine.data ? mine.data->held_out_digest() : 0);
   const std::vector<double> told = {number(mine.over),
-                                    number(mine.error ? exit_code_of(mine.error) : 0),
                                     number(signal_heard(run)),
                                     number(mine.headway),
                                     number(mine.progress.done),
@@ -138,41 +126,19 @@ std::vector<Word> exchange(const TrainOptions& run, const comm::Mesh& mesh, cons
                                     digest[1],
                                     held_out[0],
                                     held_out[1]};
-  for (const std::vector<double>& heard : comm::gather_scalars(*mesh.all, told)) {
+  for (const std::vector<double>& heard : comm::gather_or_throw(*mesh.all, told, mine.error, "train.data")) {
     words.push_back({.over = heard[0] != 0.0,
-                     .exit_code = static_cast<int>(heard[1]),
-                     .signal = static_cast<int>(heard[2]),
-                     .headway = heard[3],
-                     .done = heard[4],
-                     .total = heard[5],
-                     .sizes = {static_cast<int64_t>(heard[6]), static_cast<int64_t>(heard[7])},
-                     .digest = comm::from_halves(heard[8], heard[9]),
-                     .held_out_digest = comm::from_halves(heard[10], heard[11])});
+                     .signal = static_cast<int>(heard[1]),
+                     .headway = heard[2],
+                     .done = heard[3],
+                     .total = heard[4],
+                     .sizes = {static_cast<int64_t>(heard[5]), static_cast<int64_t>(heard[6])},
+                     .digest = comm::from_halves(heard[7], heard[8]),
+                     .held_out_digest = comm::from_halves(heard[9], heard[10])});
   }
-  return words;
-}
-
-/// Waits until every rank has heard of a failure: a rank that ends before others have read its last message
-/// would be taken for lost.
-void part(const comm::Mesh& mesh) {
-  try {
-    comm::gather_scalars(*mesh.all, {0.0});
-  } catch (const CommError& error) {
-    log_debug("{}", error.what());  // the failure is what counts
-  }
-}
-
-/// Ends the preparation on all ranks when one has failed or was sent a signal. Of several that have failed,
-/// the first rank throws its own error.
-void check_words(const std::vector<Word>& words, const comm::Mesh& mesh, const Preparation::State& mine) {
   const int signal = std::ranges::max_element(words, {}, &Word::signal)->signal;
   if (signal != 0) throw Stopped(signal);
-  const auto failed = std::ranges::find_if(words, [](const Word& word) { return word.exit_code != 0; });
-  if (failed == words.end()) return;
-  part(mesh);
-  const auto speaker = static_cast<int64_t>(failed - words.begin());
-  if (speaker == mesh.world->rank()) std::rethrow_exception(mine.error);
-  throw FailedElsewhere(static_cast<ExitCode>(failed->exit_code), speaker);
+  return words;
 }
 
 /// Throws when no rank makes headway for too long, and logs the headway.
@@ -220,7 +186,7 @@ class Watch {
 };
 
 /// Throws on all ranks alike.
-void check_same_data(const std::vector<Word>& words, const RunData& data, const comm::Mesh& mesh) {
+void check_same_data(const std::vector<Word>& words, const RunData& data) {
   const auto described = [&](const Word& word) {
     return fmt::format("{} + {} {} with digests {} + {}", word.sizes.train, word.sizes.val, data.counted(),
                        hex64(word.digest), hex64(word.held_out_digest));
@@ -228,7 +194,6 @@ void check_same_data(const std::vector<Word>& words, const RunData& data, const 
   for (size_t rank = 1; rank < words.size(); ++rank) {
     const std::string theirs = described(words[rank]), first = described(words[0]);
     if (theirs == first) continue;
-    part(mesh);
     throw DataError(
         "[train.data] rank {} has {} (training + held out), but rank 0 has {}; give every host the same data",
         rank, theirs, first);
@@ -248,17 +213,6 @@ void check_length(const plan::Config& config, const RunData& data, const comm::M
       warm_up, steps, epochs, steps, (warm_up + each - 1) / each);
 }
 
-/// Runs a check that fails on all ranks or on none; rank 0 throws its own error.
-void check_alike(const comm::Mesh& mesh, const std::function<void()>& check) {
-  try {
-    check();
-  } catch (const Error& error) {
-    part(mesh);
-    if (mesh.world->rank() == 0) throw;
-    throw FailedElsewhere(error.exit_code(), 0);
-  }
-}
-
 }  // namespace
 
 std::shared_ptr<const RunData> prepare_data(const TrainOptions& run, const comm::Mesh& mesh) {
@@ -269,14 +223,14 @@ std::shared_ptr<const RunData> prepare_data(const TrainOptions& run, const comm:
     beat();  // a preparation without headway has a deadline of its own
     const Preparation::State mine = preparation.state();
     const std::vector<Word> words = exchange(run, mesh, mine);
-    check_words(words, mesh, mine);
     watch.look(words);
     if (!std::ranges::all_of(words, &Word::over)) continue;
-    check_same_data(words, *mine.data, mesh);
-    check_alike(mesh, [&] {
+    const auto refusal = error_of([&] {
+      check_same_data(words, *mine.data);
       mine.data->check_fits(run.config.model);
       check_length(run.config, *mine.data, mesh);
     });
+    comm::throw_together(*mesh.all, refusal, "train.data");
     return mine.data;
   }
 }

@@ -10,7 +10,7 @@ namespace trireme::train {
 
 /// Prepares the data of a run and opens it. May take any time as long as some rank makes headway; the world's
 /// timeout limits the time without headway. Rank 0 logs how far it has come. Collective. Throws what
-/// open_run_data() throws on the first rank that failed, FailedElsewhere on the others; Stopped when a rank
+/// open_run_data() throws on ranks that failed, comm::FailedElsewhere on the others; Stopped when a rank
 /// has been sent a signal; EnvironmentError when nothing moves; DataError on every rank when they read
 /// different data, ConfigError when the model cannot read it, or epochs of it are shorter than the warm-up. A
 /// preparation that is not completed leaves nothing in the cache.

@@ -2,7 +2,6 @@
 // Ending a run early: what a rank has been told, and how that ends what has no step to finish.
 #include <exception>
 
-#include "trireme/base/error.h"
 #include "trireme/comm/mesh.h"
 #include "trireme/train/trainer.h"
 
@@ -15,13 +14,6 @@ inline int signal_heard(const TrainOptions& options) {
 
 /// A signal that some rank has been sent, the same answer on every rank; 0: none. Collective; the host waits.
 int signal_of_any_rank(const TrainOptions& options, const comm::Mesh& mesh);
-
-/// Ends a rank with the code of another's failure, about which there is nothing to add: that rank says why.
-class FailedElsewhere : public Error {
- public:
-  FailedElsewhere(ExitCode code, int64_t rank)
-      : Error(code, fmt::format("[train] rank {} failed; see its own message for the cause", rank)) {}
-};
 
 /// Thrown on every rank alike where a signal ends a run before its first step.
 class Stopped : public std::exception {

@@ -12,6 +12,7 @@
 #include "trireme/base/error.h"
 #include "trireme/base/heartbeat.h"
 #include "trireme/base/log.h"
+#include "trireme/comm/agree.h"
 #include "trireme/data/tokenizer.h"
 #include "trireme/kernels/device.h"
 #include "trireme/kernels/matmul.h"
@@ -137,9 +138,8 @@ void Trainer::begin_records() {
   checkpoints_.take_over();
   const bool recorded = records_.begin();
   if (!resumed_.record) return;
-  const bool root_has_it =
-      comm::gather_scalars(*parts_.mesh.all, {recorded ? 1.0 : 0.0}).front().front() > 0.0;
-  if (!root_has_it) complete(*resumed_.record, resumed_.step == agenda_.last_step());
+  if (!comm::any_rank(*parts_.mesh.all, parts_.is_root() && recorded))
+    complete(*resumed_.record, resumed_.step == agenda_.last_step());
 }
 
 /// Records what is under way but for the `left` newest steps; all of it once a step has seen a stop signal.
@@ -193,9 +193,9 @@ void Trainer::keep_weights() {
   if (!config_.checkpoint.final_weights) return;
   try {
     model_.save_weights(options_.weights_path);
-  } catch (const EnvironmentError& error) {
-    weights_error_ = parts_.is_root() ? std::current_exception()
-                                      : std::make_exception_ptr(FailedElsewhere(error.exit_code(), 0));
+  } catch (const Error& error) {
+    if (error.exit_code() != ExitCode::kEnvironment) throw;
+    weights_error_ = std::current_exception();
   }
 }
 

@@ -59,7 +59,7 @@ struct TrainResult {
 /// differ (same_config.h), DataError, NumericsError (loss or gradient not finite, naming the step),
 /// CommError, OutOfMemory (also before anything begins, when memory cannot be enough), EnvironmentError when
 /// weights or summary cannot be written: weights on rank 0, after the last step has been recorded, and
-/// FailedElsewhere (stop.h) on the others.
+/// comm::FailedElsewhere on the others.
 TrainResult train(const TrainOptions& options, std::shared_ptr<comm::World> world);
 
 }  // namespace trireme::train
