@@ -218,7 +218,7 @@ TEST(ConfigErrors, RulesBetweenKeysNameBothValues) {
   EXPECT_EQ(of_overrides({"model.max_seq_len=64", "model.family=llama"}), "accepted");
   test::expect_mentions(of_overrides({"optim.min_lr=0.1"}), {"optim.min_lr=0.1", "optim.lr=0.0003"});
   test::expect_mentions(of_overrides({"optim.warmup_steps=101"}),
-                        {"optim.warmup_steps=101 (override) is above train.steps=100",
+                        {"optim.warmup_steps=101", "is above train.steps=100",
                          "set optim.warmup_steps=100 or less, or train.steps=101 or more"});
   EXPECT_EQ(of_overrides({"optim.warmup_steps=100"}), "accepted");
   test::expect_mentions(of_overrides({"checkpoint.best=true", "train.val_batches=0"}),
