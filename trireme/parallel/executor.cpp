@@ -30,7 +30,9 @@ void Executor::begin(const Turn& turn) {
   late_.clear();
   turn_ = turn;
   next_ = static_cast<size_t>(turn.pass->begin);
-  end_ = last_waits_ = static_cast<size_t>(turn.pass->end);
+  end_ = static_cast<size_t>(turn.pass->end);
+  while (end_ > next_ && action(end_ - 1).is_message()) --end_;  // the pipeline sends them
+  last_waits_ = end_;
   while (last_waits_ > next_ && action(last_waits_ - 1).kind == ActionKind::kWait) --last_waits_;
   std::ranges::fill(states_, State::kIdle);
 }

@@ -13,7 +13,7 @@
 namespace trireme::plan {
 namespace {
 
-constexpr size_t kMostBytes = size_t{64} << 20;
+constexpr size_t kMostProgramBytes = size_t{64} << 20;
 
 /// What a step must do, whatever the order. When parameters are whole and what waits is left to the program.
 bool is_work(const Action& action) {
@@ -142,7 +142,7 @@ std::string given_text(const Config& config) {
   const std::string& file = config.train.step_program;
   if (file.empty()) return {};
   try {
-    return read_text_file(file, kMostBytes);
+    return read_text_file(file, kMostProgramBytes);
   } catch (const EnvironmentError& error) {
     throw ConfigError(
         "[plan.step_program] train.step_program '{}' cannot be read: {}; give a file that trireme plan step "

@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "trireme/base/error.h"
-#include "trireme/plan/given_program.h"
 #include "trireme/plan/cut_work.h"
+#include "trireme/plan/given_program.h"
 #include "trireme/plan/simulate.h"
 #include "trireme/plan/spread_head.h"
 #include "trireme/plan/text_file.h"
