@@ -20,6 +20,14 @@ std::shared_ptr<Group> everyone(World& world) {
   return world.make_group("everyone", ranks);
 }
 
+TEST(Agree, AFailureElsewhereIsCaughtByItsType) {
+  test::run_ranks(2, [](const std::shared_ptr<World>& world) {
+    const auto group = everyone(*world);
+    const auto error = world->rank() == 0 ? std::make_exception_ptr(EnvironmentError("full")) : nullptr;
+    EXPECT_THROW(throw_together(*group, error, "test.op"), EnvironmentError);
+  });
+}
+
 /// What a rank of three has thrown.
 struct Thrown {
   bool elsewhere = false;

@@ -21,6 +21,31 @@ void leave_together(Group& group) {
   }
 }
 
+template <ExitCode kCode>
+struct Elsewhere : TypedError<kCode>, FailedElsewhere {
+  explicit Elsewhere(const std::string& text)
+      : TypedError<kCode>("{}", text), FailedElsewhere(static_cast<const Error&>(*this)) {}
+};
+
+[[noreturn]] void throw_elsewhere(ExitCode code, const std::string& text) {
+  switch (code) {
+    case ExitCode::kUsage:
+      throw Elsewhere<ExitCode::kUsage>(text);
+    case ExitCode::kEnvironment:
+      throw Elsewhere<ExitCode::kEnvironment>(text);
+    case ExitCode::kOutOfMemory:
+      throw Elsewhere<ExitCode::kOutOfMemory>(text);
+    case ExitCode::kCommunication:
+      throw Elsewhere<ExitCode::kCommunication>(text);
+    case ExitCode::kNumerics:
+      throw Elsewhere<ExitCode::kNumerics>(text);
+    case ExitCode::kCorruptData:
+      throw Elsewhere<ExitCode::kCorruptData>(text);
+    default:
+      throw Elsewhere<ExitCode::kFailed>(text);
+  }
+}
+
 /// The exit code that a rank has put behind its values, as a rank among failures: none is the largest.
 double severity(const std::vector<double>& row) {
   return row.back() == 0.0 ? std::numeric_limits<double>::infinity() : row.back();
@@ -80,7 +105,8 @@ std::vector<std::vector<double>> gather_or_throw(Group& group, std::vector<doubl
   if (group.size() > 1) leave_together(group);
   if (code == agreed) std::rethrow_exception(mine);
   if (mine) log_error("{}", text);
-  throw FailedElsewhere(agreed, where, group.ranks()[static_cast<size_t>(root)], cause);
+  throw_elsewhere(
+      agreed, fmt::format("[{}] rank {} failed: {}", where, group.ranks()[static_cast<size_t>(root)], cause));
 }
 
 void throw_together(Group& group, const std::exception_ptr& mine, std::string_view where) {

@@ -12,12 +12,18 @@
 
 namespace trireme::comm {
 
-/// Thrown on a rank that has not failed itself: with the exit code and the text of the rank that has, which
-/// throws its own error.
-class FailedElsewhere : public Error {
+/// Base of what is thrown on a rank that has not failed itself; it is also the typed error of the exit code
+/// of the rank that has, which throws its own error.
+class FailedElsewhere {
  public:
-  FailedElsewhere(ExitCode code, std::string_view where, int64_t rank, std::string_view text)
-      : Error(code, fmt::format("[{}] rank {} failed: {}", where, rank, text)) {}
+  explicit FailedElsewhere(const Error& error) : code_(error.exit_code()), text_(error.what()) {}
+  virtual ~FailedElsewhere() = default;
+  ExitCode exit_code() const { return code_; }
+  const char* what() const { return text_.c_str(); }
+
+ private:
+  ExitCode code_;
+  std::string text_;
 };
 
 /// Exit code and text of an error; kOk and an empty text for null.
@@ -32,7 +38,8 @@ std::string text_of(Group& group, int64_t root, std::string text);
 /// Returns every rank's `values`, by group rank, unless a rank has failed: `mine` is the error of this rank,
 /// null: none. Then all ranks throw, and each returns from the last message before any of them does. The
 /// lowest exit code counts, and of ranks with the same code the first. Ranks that failed with that code throw
-/// their own error, the others FailedElsewhere; `where` begins its text, as "train.data".
+/// their own error, the others one that is both FailedElsewhere and of its type: "[where] rank 1 failed:
+/// text".
 std::vector<std::vector<double>> gather_or_throw(Group& group, std::vector<double> values,
                                                  const std::exception_ptr& mine, std::string_view where);
 

@@ -174,8 +174,7 @@ Checkpointing::Resumed Checkpointing::resume() {
     if (path.empty()) return {};
     try {
       return resume_from(path);
-    } catch (const Error& error) {
-      if (error.exit_code() != ExitCode::kCorruptData) throw;
+    } catch (const DataError& error) {
       if (parts_.is_root()) log_warning("resume  {}; trying the previous one", error.what());
     }
     older_than = std::filesystem::path(path).filename();

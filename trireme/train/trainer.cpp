@@ -193,8 +193,7 @@ void Trainer::keep_weights() {
   if (!config_.checkpoint.final_weights) return;
   try {
     model_.save_weights(options_.weights_path);
-  } catch (const Error& error) {
-    if (error.exit_code() != ExitCode::kEnvironment) throw;
+  } catch (const EnvironmentError&) {
     weights_error_ = std::current_exception();
   }
 }
