@@ -28,14 +28,14 @@ TEST(Agree, AFailureElsewhereIsCaughtByItsType) {
   });
 }
 
-/// What a rank of three has thrown.
+/// The error that a rank has thrown.
 struct Thrown {
   bool elsewhere = false;
   ExitCode code = ExitCode::kOk;
   std::string text;
 };
 
-/// What each rank throws where rank r fails with errors[r].
+/// The errors that ranks throw where rank r fails with errors[r].
 std::vector<Thrown> thrown_by(const std::vector<std::exception_ptr>& errors) {
   std::vector<Thrown> thrown(errors.size());
   test::run_ranks(std::ssize(errors), [&](const std::shared_ptr<World>& world) {

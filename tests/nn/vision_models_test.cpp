@@ -329,7 +329,7 @@ TEST(GroupNormLayer, EqualsTorchs) {
   EXPECT_TRUE(at::equal(ours.forward(x), theirs->forward(x)));
 }
 
-/// Of a channels-last input that needs no gradient torch's own crashes on a CPU.
+/// Torch's own layer crashes on a CPU where a channels-last input needs no gradient.
 TEST(GroupNormLayer, TrainsAPartOfItselfBehindWhatIsFrozen) {
   const at::Tensor x = at::randn({2, 6, 5, 5}).contiguous(at::MemoryFormat::ChannelsLast);
   for (const bool bias : {true, false}) {

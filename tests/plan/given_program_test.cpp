@@ -26,7 +26,7 @@ class GivenProgram : public ::testing::Test {
     batch_ = plan_batch(config_, mesh_);
     facts_ = describe(config_.model, config_.data.seq_len, config_.precision, config_.memory);
   }
-  /// Those of the run, given or planned.
+  /// The programs of the run, given or planned.
   std::vector<StepProgram> programs() const {
     return config_programs(config_, facts_, batch_, engine_setting(config_, mesh_, batch_.accumulation));
   }

@@ -167,7 +167,7 @@ class Pipeline {
   /// Those of this rank's stages that have parameters, in rising order of stages.
   const std::vector<std::shared_ptr<DataParallel>>& engines() const { return engines_; }
   const plan::Schedule& schedule() const { return schedule_; }
-  /// What this rank does in a step: passes of its stages, their messages, and what their engines do
+  /// The step of this rank: passes of its stages, their messages, and what their engines do
   /// meanwhile, as planned at first and then as the modules went last. Messages have no bytes.
   const plan::StepProgram& program() const { return *program_; }
   int64_t rank() const { return mesh_.pp_rank; }

@@ -12,8 +12,8 @@ struct ConfigFile {
   const char* key;      ///< "pipeline.file"
   const char* kept_as;  ///< name of the copy in a run's directory: "schedule.csv"
   std::string& (*path)(Config& config);
-  /// What it says, in a form that comments and blanks do not change; empty: config names no file, or does not
-  /// use it. Throws ConfigError when it cannot be read.
+  /// Its text: of a schedule the passes alone, of programs every byte; empty: config names no file, or does
+  /// not use it. Throws ConfigError when it cannot be read.
   std::string (*text)(const Config& config);
 };
 const std::vector<ConfigFile>& config_files();

@@ -15,7 +15,8 @@ namespace {
 
 constexpr size_t kMostProgramBytes = size_t{64} << 20;
 
-/// What a step must do, whatever the order. When parameters are whole and what waits is left to the program.
+/// Whether a step must do it, whatever the order. When parameters are whole, and what waits, is left to the
+/// program.
 bool is_work(const Action& action) {
   return action.kind != ActionKind::kUnshard && action.kind != ActionKind::kReshard &&
          action.kind != ActionKind::kWait && action.kind != ActionKind::kPost;
@@ -84,9 +85,8 @@ std::vector<StepProgram> read_programs(const Config& config, size_t ranks) {
   std::vector<StepProgram> programs = step_programs_from_text(given_text(config));
   if (programs.size() == ranks) return programs;
   throw ConfigError(
-      "[plan.step_program] train.step_program '{}' has programs for {} ranks of a pipeline, but parallel.pp "
-      "is "
-      "{}; print them with trireme plan step --text --all-ranks for this config",
+      "[plan.step_program] train.step_program '{}' has programs for {} ranks of a pipeline, but "
+      "parallel.pp is {}; print them with trireme plan step --text --all-ranks for this config",
       config.train.step_program, programs.size(), ranks);
 }
 

@@ -43,7 +43,7 @@ template <>
 inline constexpr auto kNames<Lane> = std::to_array<std::string_view>({"compute", "unshard", "reduce", "send",
                                                                       "recv"});
 
-/// What travels between two stages.
+/// Tensors that travel between two stages.
 enum class Message {
   kActivation,  ///< a stage's output, to the next stage
   kGradient,    ///< the gradient of a stage's input, to the stage before
