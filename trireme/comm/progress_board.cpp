@@ -21,7 +21,7 @@ using Sighting = ProgressBoard::Sighting;
 
 constexpr const char* kFailures = "progress/failures";
 constexpr auto kLookEvery = std::chrono::milliseconds(100);
-constexpr double kQuiet_s = 0.3;  // nothing new for so long: nobody else is about to publish
+constexpr int kQuietLooks = 3;  // nothing new at so many: nobody else is about to publish
 constexpr double kPatience_s = 2.0;
 
 double wall_seconds() {
@@ -251,14 +251,13 @@ bool ProgressBoard::read(const std::vector<int64_t>& ranks, std::vector<std::str
   return news;
 }
 
+/// Counts looks rather than seconds: while this host was suspended, nobody could write news.
 std::vector<std::string> ProgressBoard::read_when_settled(const std::vector<int64_t>& ranks) {
   std::vector<std::string> texts(ranks.size());
-  const double started = monotonic_seconds();
-  double now = started, last_news = started;
-  while (!store_lost() && now - started < kPatience_s && now - last_news < kQuiet_s) {
-    if (read(ranks, texts)) last_news = now;
+  const double end = monotonic_seconds() + kPatience_s;
+  for (int quiet = 0; !store_lost() && quiet < kQuietLooks && monotonic_seconds() < end;) {
+    quiet = read(ranks, texts) ? 0 : quiet + 1;
     std::this_thread::sleep_for(kLookEvery);
-    now = monotonic_seconds();
   }
   return texts;
 }

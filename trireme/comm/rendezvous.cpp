@@ -351,6 +351,8 @@ Rendezvous open_rendezvous(const plan::WorldSpec& spec, double timeout_s) {
   Rendezvous result;
   result.hosts_store = spec.rank == 0 && !spec.agent_store;
   result.where = fmt::format("{}:{}", host, spec.master_port);
+  // A rank speaks to its store for itself and for its progress board, and the host of the store to all ranks.
+  require_descriptors("comm.join", result.hosts_store ? 2 * spec.world_size : 2);
   // Shared with a thread that may outlive this call, stuck in a name server or a silent port.
   const auto opened = std::make_shared<Opened>();
   const std::string prefix = store_prefix(spec);

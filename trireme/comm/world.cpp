@@ -381,6 +381,7 @@ std::shared_ptr<Group> World::make_group(const std::string& name, const std::vec
                    .timeout_s = timeout_s_,
                    .address = address_};
   if (ranks.size() == 1) return make_backend_group(std::move(spec), {}, {}, {}, {});
+  if (device_.is_cpu()) require_descriptors("comm.make_group", std::ssize(ranks) - 1);
   board_->note_group(name, ranks);
   const std::string members = hex64(xxh3(fmt::format("{}", fmt::join(ranks, ","))));
   const std::string use = fmt::format("group/{}/{}", name, members), place = unique_place(use);
