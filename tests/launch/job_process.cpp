@@ -6,6 +6,7 @@
 
 #include <csignal>
 #include <cstdio>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <functional>
@@ -70,6 +71,7 @@ LocalJob child_job(int64_t ranks, std::vector<std::string> steps) {
   job.program = TEST_CHILD;
   job.args = std::move(steps);
   job.ranks = ranks;
+  job.serves_forks = std::getenv("TRIREME_TEST_FORKS") != nullptr;
   return job;
 }
 

@@ -23,6 +23,7 @@ class TempDir {
 };
 
 /// `ranks` copies of the test child that take `steps` (see test_child.cpp) in an otherwise empty environment.
+/// With TRIREME_TEST_FORKS in the test's own environment, ranks are forks of one process that has loaded it.
 LocalJob child_job(int64_t ranks, std::vector<std::string> steps);
 
 struct Outcome {

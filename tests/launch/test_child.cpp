@@ -12,16 +12,21 @@
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
+#include <mutex>
 #include <string>
 #include <string_view>
 #include <thread>
 
 #include "trireme/base/flight_record.h"
 #include "trireme/base/heartbeat.h"
+#include "trireme/launch/fork_server.h"
 
 namespace {
 
 int exit_code_on_signal = 0;
+
+/// Of the process that has loaded the program, which is this one unless it is a fork of that.
+const pid_t loaded_by = ::getpid();
 
 void put(int fd, std::string_view bytes) {
   while (!bytes.empty()) {
@@ -162,6 +167,20 @@ void give_signs_of_life(const std::string& seconds) {
   }
 }
 
+/// A thread waits on a lock that this one holds, ends, and is joined.
+void join_thread() {
+  std::mutex lock;
+  int seen = 0;
+  lock.lock();
+  std::thread thread([&] {
+    const std::lock_guard held(lock);
+    seen = ::getpid();
+  });
+  lock.unlock();
+  thread.join();
+  put(STDOUT_FILENO, seen == ::gettid() ? "threads work\n" : "the first thread has another id\n");
+}
+
 void take_step(const std::string& name, const std::string& value) {
   if (name == "exit") std::_Exit(std::stoi(value));
   if (name == "kill") end_by(std::stoi(value));
@@ -185,6 +204,9 @@ void take_step(const std::string& name, const std::string& value) {
   if (name == "own-group")
     put(STDOUT_FILENO, ::getpgrp() == ::getpid() ? "leads its group\n" : "is in a group\n");
   if (name == "helper") spawn_helper(value);
+  if (name == "loaded-by") put(STDOUT_FILENO, std::to_string(loaded_by) + "\n");
+  if (name == "parent") put(STDOUT_FILENO, std::to_string(::getppid()) + "\n");
+  if (name == "thread") join_thread();
   if (name == "flood") flood(value);
 }
 
@@ -202,6 +224,10 @@ bool is_for_me(std::string& step) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  if (argc > 1 && argv[1] == std::string_view("thread-first")) {
+    std::thread([] { ::pause(); }).detach();
+  }
+  trireme::launch::serve_forks();
   for (int i = 1; i < argc; ++i) {
     std::string step = argv[i];
     if (!is_for_me(step)) continue;

@@ -42,6 +42,11 @@ void set_process_default(const std::string& name, const std::string& value) {
   if (::getenv(name.c_str()) == nullptr) ::setenv(name.c_str(), value.c_str(), 0);
 }
 
+void set_process_environment(const Environment& environment) {
+  ::clearenv();
+  for (const auto& [name, value] : environment.variables()) ::setenv(name.c_str(), value.c_str(), 1);
+}
+
 std::string cache_dir(const Environment& environment) {
   if (const auto cache = environment.get("XDG_CACHE_HOME")) return *cache + "/trireme";
   if (const auto home = environment.get("HOME")) return *home + "/.cache/trireme";

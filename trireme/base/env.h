@@ -35,6 +35,10 @@ class Environment {
 /// library's first use.
 void set_process_default(const std::string& name, const std::string& value);
 
+/// The variables of this process are these from now on, also for libraries that have not read them yet. No
+/// other thread may run.
+void set_process_environment(const Environment& environment);
+
 /// `${XDG_CACHE_HOME:-~/.cache}/trireme`, where tokenised data lives. Throws EnvironmentError without a home.
 std::string cache_dir(const Environment& environment);
 

@@ -245,12 +245,18 @@ constexpr double kBeyondRanks_s = 10.0;
 /// Short, since no work that such workers have begun is worth waiting for.
 constexpr double kStopSeconds = 3.0;
 
+/// CUDA does not outlive a fork; whether its libraries, loaded and unused, do is not for us to say.
+bool loads_once(plan::Device device) {
+  return device == plan::Device::kCpu;
+}
+
 int run_workers(const Request& request, Environment environment, plan::Device device, int64_t ranks) {
   prepare_torch(environment, device);
   return launch::run_local({.program = worker_path(),
                             .args = {request.verb},
                             .ranks = ranks,
                             .environment = worker_environment(environment, request),
+                            .serves_forks = loads_once(device),
                             .log_dir = "",
                             .stop_s = kStopSeconds});
 }
@@ -354,6 +360,7 @@ FinishedJob run_train_job(TrainJob job, Front& front) {
        .args = {request.verb},
        .ranks = run.ranks,
        .environment = {},
+       .serves_forks = loads_once(run.device),
        .log_dir = directory.file("logs"),
        .silence_s = prepared.config.config.comm.timeout_s + kBeyondRanks_s,
        .explains_failures = true,

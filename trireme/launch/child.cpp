@@ -117,6 +117,8 @@ Child::Child(const ChildSpec& spec) {
   pidfd_ = open_pidfd(pid_);
 }
 
+Child::Child(pid_t pid) : pid_(pid), pidfd_(open_pidfd(pid)), running_(true) {}
+
 Child::Child(Child&& other) noexcept
     : pid_(other.pid_), pidfd_(std::move(other.pidfd_)), running_(std::exchange(other.running_, false)) {}
 

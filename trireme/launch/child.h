@@ -36,6 +36,8 @@ class Child {
   /// the calling *thread* ends. Throws EnvironmentError when the process cannot be made or the program not be
   /// run.
   explicit Child(const ChildSpec& spec);
+  /// Owns `pid`, a child of this process that leads its own group.
+  explicit Child(pid_t pid);
   Child(Child&& other) noexcept;
   Child& operator=(Child&&) = delete;
   ~Child();

@@ -10,6 +10,7 @@
 #include "trireme/base/cores.h"
 #include "trireme/base/error.h"
 #include "trireme/base/log.h"
+#include "trireme/launch/fork_server.h"
 #include "trireme/launch/listen.h"
 #include "trireme/launch/poll_set.h"
 #include "trireme/launch/rank_env.h"
@@ -84,20 +85,41 @@ std::vector<int> inherited(const RankPlace& place) {
   return fds;
 }
 
-Rank start_rank(const Stage& stage, int64_t rank) {
+/// None: each rank loads the program itself. Libraries read variables while they load, as rank 0's would.
+std::optional<ForkServer> server_for(const Stage& stage) {
+  const LocalJob& job = stage.job;
+  if (!job.serves_forks || job.ranks == 1) return std::nullopt;
+  RankPlace place = place_of(stage, 0);
+  place.listen_fd = place.tty_fd = place.out_tty_fd = place.flight_fd = -1;
+  return ForkServer({.program = job.program,
+                     .args = job.args,
+                     .environment = rank_environment(job.environment, place),
+                     .stdin_fd = stage.null.get(),
+                     .stdout_fd = stage.null.get(),
+                     .stderr_fd = stage.null.get(),
+                     .signal_mask = stage.signals.child_mask()});
+}
+
+Child start(const ChildSpec& spec, std::optional<ForkServer>& server, int interrupt_fd) {
+  std::optional<Child> forked = server ? server->fork(spec, interrupt_fd) : std::nullopt;
+  return forked ? std::move(*forked) : Child(spec);
+}
+
+Rank start_rank(const Stage& stage, int64_t rank, std::optional<ForkServer>& server) {
   const LocalJob& job = stage.job;
   const RankPlace place = place_of(stage, rank);
   const bool inherits_stdout = rank == 0 && job.log_dir.empty();
   Pipe out = inherits_stdout ? Pipe{} : make_pipe();
   Pipe err = make_pipe();
-  Child child({.program = job.program,
-               .args = job.args,
-               .environment = rank_environment(job.environment, place),
-               .stdin_fd = stage.null.get(),
-               .stdout_fd = out.write.get(),
-               .stderr_fd = err.write.get(),
-               .keep_fds = inherited(place),
-               .signal_mask = stage.signals.child_mask()});
+  Child child = start({.program = job.program,
+                       .args = job.args,
+                       .environment = rank_environment(job.environment, place),
+                       .stdin_fd = stage.null.get(),
+                       .stdout_fd = out.write.get(),
+                       .stderr_fd = err.write.get(),
+                       .keep_fds = inherited(place),
+                       .signal_mask = stage.signals.child_mask()},
+                      server, stage.signals.fd());
   return {.rank = rank, .child = std::move(child), .out = std::move(out.read), .err = std::move(err.read)};
 }
 
@@ -108,11 +130,13 @@ JobEnd Launcher::run(const LocalJob& job) {
   Stage stage(job, null_, signals_);
   Tee tee({.ranks = job.ranks, .log_dir = job.log_dir, .terminal = static_cast<bool>(stage.err_terminal)});
   Supervisor supervisor(tee, signals_, job, stage.flights ? &*stage.flights : nullptr);
+  std::optional<ForkServer> server = server_for(stage);
   for (int64_t rank = 0; rank < job.ranks; ++rank) {
-    supervisor.add(start_rank(stage, rank));
+    supervisor.add(start_rank(stage, rank, server));
     stage.socket.fd
         .close();  // rank 0 has inherited it; a copy here would keep the port open after rank 0 has ended
   }
+  server.reset();
   JobEnd end = supervisor.run();
   if (stage.flights) end.flights = stage.flights->read();
   return end;

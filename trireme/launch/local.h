@@ -20,10 +20,12 @@ struct LocalJob {
   std::vector<std::string> args;  ///< without argv[0]
   int64_t ranks = 1;
   Environment environment;  ///< base environment; the rank variables are added
-  std::string log_dir;      ///< rank-N.log files go here; empty: none
-  double grace_s = 5.0;     ///< from a rank's failure to the SIGKILL of those that still run
-  double stop_s = 120.0;    ///< from a signal to stop to the SIGKILL of ranks that have not stopped
-  bool usr1_stops = true;   ///< SIGUSR1 is one; else it is passed on to the ranks each time, and no more
+  /// The program calls serve_forks() (launch/fork_server.h): several ranks load it once.
+  bool serves_forks = false;
+  std::string log_dir;     ///< rank-N.log files go here; empty: none
+  double grace_s = 5.0;    ///< from a rank's failure to the SIGKILL of those that still run
+  double stop_s = 120.0;   ///< from a signal to stop to the SIGKILL of ranks that have not stopped
+  bool usr1_stops = true;  ///< SIGUSR1 is one; else it is passed on to the ranks each time, and no more
   /// A rank that gives no sign of life (base/heartbeat.h) for so long is named and killed, and counts as
   /// failed with kCommunication; 0: none is. For programs that give some as they get on. Time in which the
   /// launcher did not run itself, as when the whole job is suspended, does not count.

@@ -49,7 +49,6 @@ double quiet_seconds(double grace_s) {
 
 JobEnd Supervisor::run() {
   running_ = static_cast<int64_t>(ranks_.size());
-  starved_lately_ = starved_so_far();
   while (running_ > 0) {
     look_for_starved(monotonic_seconds());
     wait_for_events();

@@ -31,9 +31,10 @@ struct Rank {
 
 class Supervisor {
  public:
-  /// All arguments must outlive this. `flights`: where ranks give signs of life; none: nowhere.
+  /// Made before the first rank starts. All arguments must outlive this. `flights`: where ranks give signs of
+  /// life; none: nowhere.
   Supervisor(Tee& tee, SignalTrap& signals, const LocalJob& job, const FlightRecord* flights)
-      : tee_(tee), signals_(signals), job_(job), flights_(flights) {}
+      : tee_(tee), signals_(signals), job_(job), flights_(flights), starved_lately_(starved_so_far()) {}
 
   void add(Rank rank) { ranks_.push_back(std::move(rank)); }
 
