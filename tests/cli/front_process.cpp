@@ -102,7 +102,8 @@ void FrontProcess::use_real_worker(const std::string& path) {
 void FrontProcess::set_worker(const std::string& script) {
   const std::string path = folder_.file("bin/trireme-worker");
   fs::remove(path);  // a link to the real one
-  write_file_atomic(path, "#!/bin/sh\n" + script + "\n");
+  const std::string serves_no_forks = "[ -z \"$TRIREME_FORK_SERVER_FD\" ] || exit 1\n";
+  write_file_atomic(path, "#!/bin/sh\n" + serves_no_forks + script + "\n");
   fs::permissions(path, fs::perms::owner_all);
 }
 
