@@ -62,7 +62,7 @@ TEST(PipelineReport, OfARealStepAddsUp) {
           << run.label() << ", rank " << rank;
       size_t updates = 0;
       for (const plan::StageEvent& event : report.events[rank])
-        updates += event.kind == plan::StageEvent::Kind::kUpdate;
+        updates += event.kind == plan::ActionKind::kUpdate;
       EXPECT_EQ(updates, 1u) << run.label();
     }
     EXPECT_GT(report.after_s, 0.0);

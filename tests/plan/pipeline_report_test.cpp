@@ -13,14 +13,13 @@
 namespace trireme::plan {
 namespace {
 
-using EventKind = StageEvent::Kind;
+using Kind = ActionKind;
 
-StageEvent pass(EventKind kind, int64_t stage, int64_t micro_batch, double begin, double end,
-                double bytes = 0.0) {
+StageEvent pass(Kind kind, int64_t stage, int64_t micro_batch, double begin, double end, double bytes = 0.0) {
   return {
       .kind = kind, .stage = stage, .micro_batch = micro_batch, .begin = begin, .end = end, .bytes = bytes};
 }
-StageEvent message(EventKind kind, Message what, int64_t stage, int64_t micro_batch, double begin, double end,
+StageEvent message(Kind kind, Message what, int64_t stage, int64_t micro_batch, double begin, double end,
                    double bytes = 0.0) {
   return {.kind = kind,
           .stage = stage,
@@ -45,15 +44,14 @@ void expect_causes(const PipelineReport& report, size_t rank, const std::array<d
 /// The messages of a step of two ranks and one micro-batch travel for 0.2 and 0.1, and rank 1 begins 0.3
 /// late. All is shifted by 10, since clocks begin anywhere.
 StageEvents one_micro_batch() {
-  StageEvents events = {
-      {pass(EventKind::kForward, 0, 0, 0, 1, 100),
-       message(EventKind::kSend, Message::kActivation, 1, 0, 1, 1, 64),
-       message(EventKind::kWait, Message::kGradient, 0, 0, 1, 4.6),
-       pass(EventKind::kBackward, 0, 0, 4.6, 6.6, -100),
-       {.kind = EventKind::kUpdate, .begin = 6.6, .end = 7.0}},
-      {message(EventKind::kWait, Message::kActivation, 1, 0, 0, 1.2),
-       pass(EventKind::kForward, 1, 0, 1.5, 2.5, 40), pass(EventKind::kBackward, 1, 0, 2.5, 4.5, -40),
-       message(EventKind::kSend, Message::kGradient, 0, 0, 4.5, 4.5, 64)}};
+  StageEvents events = {{pass(Kind::kForward, 0, 0, 0, 1, 100),
+                         message(Kind::kSend, Message::kActivation, 1, 0, 1, 1, 64),
+                         message(Kind::kRecv, Message::kGradient, 0, 0, 1, 4.6),
+                         pass(Kind::kBackward, 0, 0, 4.6, 6.6, -100),
+                         {.kind = Kind::kUpdate, .begin = 6.6, .end = 7.0}},
+                        {message(Kind::kRecv, Message::kActivation, 1, 0, 0, 1.2),
+                         pass(Kind::kForward, 1, 0, 1.5, 2.5, 40), pass(Kind::kBackward, 1, 0, 2.5, 4.5, -40),
+                         message(Kind::kSend, Message::kGradient, 0, 0, 4.5, 4.5, 64)}};
   for (auto& rank : events) {
     for (StageEvent& event : rank) {
       event.begin += 10.0;
@@ -107,13 +105,13 @@ TEST(PipelineReport, TellsImbalanceFromTheSchedule) {
     double now = 0.0;
     std::vector<StageEvent>& mine = events.emplace_back();
     for (const TimedPass& timed : rank.passes) {
-      const bool forward = timed.pass.kind == StagePass::Kind::kForward;
+      const bool forward = timed.pass.kind == Kind::kForward;
       const bool waits = forward ? timed.pass.stage == 1 : timed.pass.stage == 0;
       if (waits) {
-        mine.push_back(message(EventKind::kWait, forward ? Message::kActivation : Message::kGradient,
+        mine.push_back(message(Kind::kRecv, forward ? Message::kActivation : Message::kGradient,
                                timed.pass.stage, timed.pass.micro_batch, now, timed.begin));
       }
-      mine.push_back(pass(forward ? EventKind::kForward : EventKind::kBackward, timed.pass.stage,
+      mine.push_back(pass(forward ? Kind::kForward : Kind::kBackward, timed.pass.stage,
                           timed.pass.micro_batch, timed.begin, timed.end));
       now = timed.end;
     }
@@ -141,23 +139,21 @@ StageEvents recorded(const Schedule& schedule, const Stretch& stretch, double tr
     for (size_t rank = 0; rank < next.size(); ++rank) {
       while (next[rank] < schedule.ranks[rank].size()) {
         const StagePass& pass = schedule.ranks[rank][next[rank]];
-        const bool forward = pass.kind == StagePass::Kind::kForward,
-                   input = pass.kind == StagePass::Kind::kBackward ||
-                           pass.kind == StagePass::Kind::kBackwardInput;
+        const bool forward = pass.kind == Kind::kForward,
+                   input = pass.kind == Kind::kBackward || pass.kind == Kind::kBackwardInput;
         const int64_t from = pass.stage + (forward ? -1 : 1);
         if ((forward || input) && from >= 0 && from < schedule.stages) {
           const auto found = made.find({forward, from, pass.micro_batch});
           if (found == made.end()) break;
           if (schedule.rank_of(from, pass.micro_batch) != static_cast<int64_t>(rank)) {
             const double arrived = std::max(now[rank], found->second + transfer);
-            events[rank].push_back(message(EventKind::kWait,
-                                           forward ? Message::kActivation : Message::kGradient, pass.stage,
-                                           pass.micro_batch, now[rank], arrived));
+            events[rank].push_back(message(Kind::kRecv, forward ? Message::kActivation : Message::kGradient,
+                                           pass.stage, pass.micro_batch, now[rank], arrived));
             now[rank] = arrived;
           }
         }
         const double begin = now[rank] + late, end = begin + stretch(pass);
-        events[rank].push_back({.kind = static_cast<EventKind>(pass.kind),
+        events[rank].push_back({.kind = pass.kind,
                                 .stage = pass.stage,
                                 .micro_batch = pass.micro_batch,
                                 .begin = begin,
@@ -187,8 +183,7 @@ std::vector<Schedule> some_schedules() {
 TEST(PipelineReport, OfWhatTheSimulatorWouldDoIsTheSimulation) {
   for (const Schedule& schedule : some_schedules()) {
     const StageEvents events = recorded(
-        schedule, [](const StagePass& pass) { return pass.kind == StagePass::Kind::kBackward ? 2.0 : 1.0; },
-        0.0, 0.0);
+        schedule, [](const StagePass& pass) { return pass.kind == Kind::kBackward ? 2.0 : 1.0; }, 0.0, 0.0);
     const PipelineReport report = report_step(schedule, events);
     EXPECT_NEAR(report.measured.seconds, report.predicted.seconds, kNear) << schedule.name;
     EXPECT_NEAR(report.measured.idle_share(), 1.0 - simulate(schedule).efficiency(), kNear) << schedule.name;
@@ -229,9 +224,7 @@ TEST(PipelineReport, CausesSumToTheIdleTimeAndFillTheGaps) {
 /// A rank that has been delayed while others were busy keeps them waiting later.
 TEST(PipelineReport, DelaysOfEqualStagesAreNotImbalance) {
   for (const Schedule& schedule : some_schedules()) {
-    const auto stretch = [](const StagePass& pass) {
-      return pass.kind == StagePass::Kind::kBackward ? 2.0 : 1.0;
-    };
+    const auto stretch = [](const StagePass& pass) { return pass.kind == Kind::kBackward ? 2.0 : 1.0; };
     const PipelineReport late = report_step(schedule, recorded(schedule, stretch, 0.0, 0.125)),
                          far = report_step(schedule, recorded(schedule, stretch, 0.25, 0.0));
     const double ideal = report_step(schedule, recorded(schedule, stretch, 0.0, 0.0)).measured.idle_share();
@@ -249,12 +242,11 @@ TEST(PipelineReport, DelaysOfEqualStagesAreNotImbalance) {
 
 TEST(PipelineReport, SplitsActivationsBetweenBothHalvesOfBackward) {
   const StageEvents events = {
-      {pass(EventKind::kForward, 0, 0, 0, 1, 100), pass(EventKind::kForward, 0, 1, 1, 2, 100),
-       pass(EventKind::kBackwardInput, 0, 0, 2, 3, 75), pass(EventKind::kBackwardInput, 0, 1, 3, 4, 75),
-       pass(EventKind::kBackwardWeight, 0, 0, 4, 5, -75), pass(EventKind::kBackwardWeight, 0, 1, 5, 6, -75)}};
+      {pass(Kind::kForward, 0, 0, 0, 1, 100), pass(Kind::kForward, 0, 1, 1, 2, 100),
+       pass(Kind::kBackwardInput, 0, 0, 2, 3, 75), pass(Kind::kBackwardInput, 0, 1, 3, 4, 75),
+       pass(Kind::kBackwardWeight, 0, 0, 4, 5, -75), pass(Kind::kBackwardWeight, 0, 1, 5, 6, -75)}};
   Schedule schedule{.name = "mine", .stages = 1, .micro_batches = 2, .ranks = {{}}};
-  for (const StageEvent& event : events[0])
-    schedule.ranks[0].push_back({static_cast<StagePass::Kind>(event.kind), event.stage, event.micro_batch});
+  for (const StageEvent& event : events[0]) schedule.ranks[0].push_back(event.pass());
   const PipelineReport report = report_step(schedule, events);
   EXPECT_EQ(report.measured.ranks[0].peak_bytes, 200);
   EXPECT_NEAR(report.costs.between_halves_bytes[0], 75.0, kNear);
@@ -269,8 +261,7 @@ TEST(PipelineReport, OfOneDeviceForStudyIsSimulatedForThatOfMany) {
     EXPECT_DOUBLE_EQ(serial.makespan, 3.0 * static_cast<double>(schedule.stages * schedule.micro_batches))
         << schedule.name;
     const StageEvents events = recorded(
-        one, [](const StagePass& pass) { return pass.kind == StagePass::Kind::kBackward ? 2.0 : 1.0; }, 0.0,
-        0.0);
+        one, [](const StagePass& pass) { return pass.kind == Kind::kBackward ? 2.0 : 1.0; }, 0.0, 0.0);
     const PipelineReport report = report_step(one, events, schedule);
     EXPECT_NEAR(report.predicted.seconds, simulate(schedule).makespan, kNear) << schedule.name;
     EXPECT_EQ(report.predicted.ranks.size(), schedule.ranks.size());

@@ -352,7 +352,7 @@ TEST(Simulate, OverlapsAForwardPassWithABackwardPassAndNothingElse) {
 TEST(Simulate, ReadsSchedulesOfOnesOwn) {
   const Schedule mine = csv(" 0F0 , 0F1,,0B0,0B1 \n\n1F0,1I0,1F1,1B1,1W0\n");
   EXPECT_EQ(mine.ranks.size(), 2u);
-  EXPECT_EQ(mine.ranks[1][4], (StagePass{StagePass::Kind::kBackwardWeight, 1, 0}));
+  EXPECT_EQ(mine.ranks[1][4], (StagePass{ActionKind::kBackwardWeight, 1, 0}));
   EXPECT_GT(simulate(mine).makespan, 0.0);
   for (const char* broken : {"0F0,x", "0F", "F0", "0X0", "-1F0", "0F0.5", "0F99999999999999999999", "",
                              "\n,\n", "9223372036854775807F0", "0F4294967296,0B4294967296", "0F100,0B100",

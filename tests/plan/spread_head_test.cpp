@@ -17,7 +17,7 @@
 namespace trireme::plan {
 namespace {
 
-using PassKind = StagePass::Kind;
+using Kind = ActionKind;
 
 /// A rank's blocks take 1, 1 and 1 for each micro-batch; the head costs as much as `head` ranks' blocks, two
 /// thirds of it forward.
@@ -88,8 +88,7 @@ TEST(SpreadHead, KeepsTheOrderOfEachStage) {
   for_all_schedules_one_way(8, [](const Schedule& schedule, const std::string& what) {
     const Schedule spread = spread_head(schedule, costs_with_head(schedule, 1.0).spread);
     for (size_t rank = 0; rank < schedule.ranks.size(); ++rank) {
-      for (const PassKind kind :
-           {PassKind::kForward, PassKind::kBackward, PassKind::kBackwardInput, PassKind::kBackwardWeight}) {
+      for (const Kind kind : kPassKinds) {
         const auto of_kind = [&](const Schedule& from) {
           std::vector<std::pair<int64_t, int64_t>> found;
           for (const StagePass& pass : from.ranks[rank]) {
@@ -133,8 +132,8 @@ TEST(SpreadHead, HoldsAtMostTwoMicroBatchesMore) {
     const auto most_at_once = [](const Schedule& of, int64_t stage) {
       int64_t now = 0, most = 0;
       for (const StagePass& pass : of.ranks[static_cast<size_t>(of.rank_of(stage, 0))]) {
-        if (pass.stage != stage || pass.kind == PassKind::kBackwardWeight) continue;
-        now += pass.kind == PassKind::kForward ? 1 : -1;
+        if (pass.stage != stage || pass.kind == Kind::kBackwardWeight) continue;
+        now += pass.kind == Kind::kForward ? 1 : -1;
         most = std::max(most, now);
       }
       return most;
@@ -195,9 +194,9 @@ TEST(SpreadHead, RefusesTwoWaysAndHalvesOfParts) {
   test::expect_refusal([&] { simulate(forced); }, {"stages in one direction"});
   const Schedule schedule = make_schedule(ScheduleName::k1F1B, {2, 2, 1});
   Schedule spread = spread_head(schedule, costs_with_head(schedule, 1.0).spread);
-  const auto part = std::ranges::find(spread.ranks[1], StagePass{PassKind::kBackward, 3, 0});
+  const auto part = std::ranges::find(spread.ranks[1], StagePass{Kind::kBackward, 3, 0});
   ASSERT_NE(part, spread.ranks[1].end());
-  part->kind = PassKind::kBackwardInput;
+  part->kind = Kind::kBackwardInput;
   test::expect_refusal([&] { simulate(spread); }, {"rank 1 runs 3I0", "part of the head", "write 3B0"});
   spread.ranks[1].erase(part);
   test::expect_refusal([&] { simulate(spread); }, {"rank 1 never runs 3I0"});

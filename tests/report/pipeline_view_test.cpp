@@ -11,7 +11,7 @@ namespace trireme::report {
 namespace {
 
 using plan::StageEvent;
-using Kind = StageEvent::Kind;
+using Kind = plan::ActionKind;
 using Json = nlohmann::json;
 
 /// Two ranks, two micro-batches of 1F1B in seconds; rank 1 begins late.
@@ -38,16 +38,16 @@ plan::PipelineReport some_step() {
                              message(Kind::kSend, kActivation, 1, 0, 0.001, 0.0011),
                              pass(Kind::kForward, 0, 1, 0.0011, 0.0021, 1 << 20),
                              message(Kind::kSend, kActivation, 1, 1, 0.0021, 0.0022),
-                             message(Kind::kWait, kGradient, 0, 0, 0.0022, 0.0052),
+                             message(Kind::kRecv, kGradient, 0, 0, 0.0022, 0.0052),
                              pass(Kind::kBackward, 0, 0, 0.0052, 0.0072, -(1 << 20)),
-                             message(Kind::kWait, kGradient, 0, 1, 0.0072, 0.0082),
+                             message(Kind::kRecv, kGradient, 0, 1, 0.0072, 0.0082),
                              pass(Kind::kBackward, 0, 1, 0.0082, 0.0102, -(1 << 20)),
                              {.kind = Kind::kReduce, .begin = 0.0102, .end = 0.0104}},
-                            {message(Kind::kWait, kActivation, 1, 0, 0, 0.0015),
+                            {message(Kind::kRecv, kActivation, 1, 0, 0, 0.0015),
                              pass(Kind::kForward, 1, 0, 0.002, 0.003, 1 << 19),
                              pass(Kind::kBackward, 1, 0, 0.003, 0.005, -(1 << 19)),
                              message(Kind::kSend, kGradient, 0, 0, 0.005, 0.0051),
-                             message(Kind::kWait, kActivation, 1, 1, 0.0051, 0.0051),
+                             message(Kind::kRecv, kActivation, 1, 1, 0.0051, 0.0051),
                              pass(Kind::kForward, 1, 1, 0.0051, 0.0061, 1 << 19),
                              pass(Kind::kBackward, 1, 1, 0.0061, 0.0081, -(1 << 19)),
                              message(Kind::kSend, kGradient, 0, 1, 0.0081, 0.0082),

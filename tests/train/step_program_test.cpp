@@ -133,9 +133,9 @@ TEST_F(StepProgramTest, TheOrderOfAnotherScheduleIsFollowed) {
   const auto most_in_flight = [](const plan::PipelineReport& report) {
     int64_t now = 0, most = 0;
     for (const plan::StageEvent& event : report.events.front()) {
-      now += event.kind == plan::StageEvent::Kind::kForward    ? 1
-             : event.kind == plan::StageEvent::Kind::kBackward ? -1
-                                                               : 0;
+      now += event.kind == plan::ActionKind::kForward    ? 1
+             : event.kind == plan::ActionKind::kBackward ? -1
+                                                         : 0;
       most = std::max(most, now);
     }
     return most;

@@ -52,8 +52,8 @@ void EnginePrograms::write() {
   };
   step_ = shared(step_program(program_units_, setting_, written_));
   inference_ = shared(inference_program(program_units_, setting_, written_));
-  const std::vector<plan::EnginePass> apart = {{.kind = Pass::Kind::kBackwardWeight, .micro_batch = 0},
-                                               {.kind = Pass::Kind::kReduce}};
+  const std::vector<plan::EnginePass> apart = {{.kind = plan::ActionKind::kBackwardWeight, .micro_batch = 0},
+                                               {.kind = plan::ActionKind::kReduce}};
   apart_ = shared(step_program(program_units_, setting_, written_, apart, /*held=*/false));
 }
 

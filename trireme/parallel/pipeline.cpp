@@ -423,7 +423,7 @@ void Pipeline::run_pass(const plan::Pass& pass) {
 /// Gradients that passes have left: of copies, of stages whose gradients come apart, and of those that two
 /// ranks have.
 void Pipeline::reduce(size_t first) {
-  const PipelineRecorder::Span span(recording(), plan::StageEvent::Kind::kReduce);
+  const PipelineRecorder::Span span(recording(), Kind::kReduce);
   sum_tied();
   for (size_t next = first; next < program_->passes.size(); ++next) {
     const plan::Pass& pass = program_->passes[next];
@@ -509,8 +509,8 @@ void Pipeline::forward(const Action& action) {
     output = finish_(output, micro_batch);
     finished_[micro_batch] = out_of_buffer(output.detach(), input);
   } else {
-    hand_on({plan::StagePass::Kind::kForward, stage, micro_batch},
-            is_last(stage) ? Message::kHidden : Message::kActivation, out_of_buffer(output.detach(), input));
+    hand_on({Kind::kForward, stage, micro_batch}, is_last(stage) ? Message::kHidden : Message::kActivation,
+            out_of_buffer(output.detach(), input));
   }
   pass.output = output;
   if (!at::GradMode::is_enabled()) in_flight_.erase({stage, micro_batch});
@@ -539,7 +539,7 @@ void Pipeline::backward(const Action& action) {
   if (stage == 0) return;
   TRIREME_CHECK(pass.input.grad().defined(),
                 "[parallel.pipeline] the output of stage {} does not depend on its input", stage);
-  hand_on({plan::StagePass::Kind::kBackward, stage, micro_batch}, Message::kGradient,
+  hand_on({Kind::kBackward, stage, micro_batch}, Message::kGradient,
           out_of_buffer(pass.input.grad(), gradient));
 }
 
@@ -598,7 +598,7 @@ void Pipeline::step(const Optimizers& optimizers) {
   TRIREME_CHECK(optimizers.size() == engines_.size(),
                 "[parallel.pipeline] {} optimizers for {} stages with parameters; make them by optimizers()",
                 optimizers.size(), engines_.size());
-  const PipelineRecorder::Span span(recorder_.get(), plan::StageEvent::Kind::kUpdate);
+  const PipelineRecorder::Span span(recorder_.get(), Kind::kUpdate);
   for (size_t i = 0; i < engines_.size(); ++i) engines_[i]->step(*optimizers[i]);
 }
 

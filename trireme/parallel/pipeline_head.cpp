@@ -7,7 +7,7 @@
 namespace trireme::parallel {
 
 using plan::Message;
-using PassKind = plan::StagePass::Kind;
+using Kind = plan::ActionKind;
 
 /// What it makes for the last stage leaves at once; of forward passes alone stays what finish_() makes.
 void Pipeline::forward_part(const plan::Action& action) {
@@ -25,7 +25,7 @@ void Pipeline::forward_part(const plan::Action& action) {
                 "return what nn::vocabulary_part() does",
                 stage, micro_batch);
   in_flight_[{stage, micro_batch}] = {hidden, made.stats};
-  hand_on({PassKind::kForward, stage, micro_batch}, Message::kPart, made.message);
+  hand_on({Kind::kForward, stage, micro_batch}, Message::kPart, made.message);
 }
 
 at::Tensor Pipeline::join_parts(const at::Tensor& output, int64_t micro_batch) {
@@ -36,7 +36,7 @@ at::Tensor Pipeline::join_parts(const at::Tensor& output, int64_t micro_batch) {
   const nn::JoinedVocabulary joined = nn::join_vocabulary(messages, batch_.targets.at(place), output.size(-1),
                                                           loss_scale(weights_.at(place)));
   finished_[micro_batch] = joined.loss;
-  hand_on({PassKind::kBackward, schedule_.stages - 1, micro_batch}, Message::kTotals, joined.totals);
+  hand_on({Kind::kBackward, schedule_.stages - 1, micro_batch}, Message::kTotals, joined.totals);
   return joined.gradient.view(output.sizes());
 }
 

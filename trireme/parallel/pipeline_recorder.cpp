@@ -22,25 +22,6 @@ using plan::Action;
 using plan::ActionKind;
 using plan::StageEvent;
 
-StageEvent::Kind kind_of(ActionKind kind) {
-  switch (kind) {
-    case ActionKind::kForward:
-      return StageEvent::Kind::kForward;
-    case ActionKind::kBackward:
-      return StageEvent::Kind::kBackward;
-    case ActionKind::kBackwardInput:
-      return StageEvent::Kind::kBackwardInput;
-    case ActionKind::kBackwardWeight:
-      return StageEvent::Kind::kBackwardWeight;
-    case ActionKind::kSend:
-      return StageEvent::Kind::kSend;
-    case ActionKind::kRecv:
-      return StageEvent::Kind::kWait;
-    default:
-      throw LogicError("[parallel.pipeline] {} is no event of a stage", kind);
-  }
-}
-
 bool somebody_listens_to_allocators() {
   return c10::ThreadLocalDebugInfo::get(c10::DebugInfoKind::PROFILER_STATE) != nullptr;
 }
@@ -66,7 +47,7 @@ std::vector<double> to_numbers(const std::vector<StageEvent>& events, size_t cou
 
 StageEvent from_numbers(const double* numbers) {
   const auto whole = [&](size_t i) { return static_cast<int64_t>(numbers[i]); };
-  return {.kind = static_cast<StageEvent::Kind>(whole(0)),
+  return {.kind = static_cast<ActionKind>(whole(0)),
           .stage = whole(1),
           .micro_batch = whole(2),
           .message = static_cast<plan::Message>(whole(3)),
@@ -96,14 +77,14 @@ PipelineRecorder::Step::~Step() {
 PipelineRecorder::Span::Span(PipelineRecorder* recorder, const Action& action)
     : recorder_(action.kind == ActionKind::kPost ? nullptr : recorder) {
   if (recorder_ == nullptr) return;
-  event_.kind = kind_of(action.kind);
+  event_.kind = action.kind;
   event_.stage = action.stage;
   event_.micro_batch = action.micro_batch;
   event_.message = action.message;
   begin();
 }
 
-PipelineRecorder::Span::Span(PipelineRecorder* recorder, StageEvent::Kind kind) : recorder_(recorder) {
+PipelineRecorder::Span::Span(PipelineRecorder* recorder, ActionKind kind) : recorder_(recorder) {
   if (recorder_ == nullptr) return;
   event_.kind = kind;
   begin();
@@ -123,7 +104,7 @@ PipelineRecorder::Span::~Span() {
   } catch (const std::exception&) {
     return;  // the device has failed, and the next call that uses it throws
   }
-  const bool grows = event_.is_pass() && event_.kind != StageEvent::Kind::kBackwardInput;
+  const bool grows = event_.is_pass() && event_.kind != ActionKind::kBackwardInput;
   event_.bytes = grows ? recorder_->held() - held_before_ : recorder_->counted_bytes_;
   recorder_->events_.push_back(event_);
 }

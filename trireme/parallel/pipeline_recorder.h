@@ -41,7 +41,7 @@ class PipelineRecorder {
   class Span {
    public:
     Span(PipelineRecorder* recorder, const plan::Action& action);
-    Span(PipelineRecorder* recorder, plan::StageEvent::Kind kind);
+    Span(PipelineRecorder* recorder, plan::ActionKind kind);
     ~Span();
     Span(const Span&) = delete;
     Span& operator=(const Span&) = delete;

@@ -90,21 +90,6 @@ std::vector<StepProgram> read_programs(const Config& config, size_t ranks) {
       config.train.step_program, programs.size(), ranks);
 }
 
-std::optional<StagePass::Kind> stage_pass(Pass::Kind pass) {
-  switch (pass) {
-    case Pass::Kind::kForward:
-      return StagePass::Kind::kForward;
-    case Pass::Kind::kBackward:
-      return StagePass::Kind::kBackward;
-    case Pass::Kind::kBackwardInput:
-      return StagePass::Kind::kBackwardInput;
-    case Pass::Kind::kBackwardWeight:
-      return StagePass::Kind::kBackwardWeight;
-    default:
-      return std::nullopt;
-  }
-}
-
 void check_rank(const StepProgram& given, const StepProgram& planned) {
   check_units(given, planned);
   verify(given);
@@ -158,7 +143,7 @@ void order_as_given(Schedule& schedule, const Config& config) {
     std::vector<StagePass>& passes = schedule.ranks[rank];
     passes.clear();
     for (const Pass& pass : programs[rank].passes) {
-      if (const auto kind = stage_pass(pass.kind)) passes.push_back({*kind, pass.stage, pass.micro_batch});
+      if (const auto kind = computing(pass.kind)) passes.push_back({*kind, pass.stage, pass.micro_batch});
     }
   }
 }

@@ -9,14 +9,14 @@
 namespace trireme::plan {
 namespace {
 
-using PassKind = StagePass::Kind;
+using Kind = ActionKind;
 
 /// The weights that a rank has put off, in the order of their inputs.
 class PutOff {
  public:
   void ran(const StagePass& pass) {
-    if (pass.kind == PassKind::kBackwardInput)
-      weights_.push_back({PassKind::kBackwardWeight, pass.stage, pass.micro_batch});
+    if (pass.kind == Kind::kBackwardInput)
+      weights_.push_back({Kind::kBackwardWeight, pass.stage, pass.micro_batch});
   }
   std::optional<StagePass> take() {
     if (weights_.empty()) return std::nullopt;
@@ -41,7 +41,7 @@ class FillingRank {
     if (next_ == passes_.size()) return weights_.take();
     const StagePass& pass = passes_[next_];
     const bool has_room =
-        pass.kind != PassKind::kForward || fits(promised + most_of_stage(pass.stage, costs_), costs_);
+        pass.kind != Kind::kForward || fits(promised + most_of_stage(pass.stage, costs_), costs_);
     if (!has_room || progress.ready(pass) > time) return weights_.take();
     ++next_;
     weights_.ran(pass);
@@ -75,12 +75,12 @@ class GreedyRank {
   bool done() const { return all_ran(forward_) && all_ran(input_) && weights_.empty(); }
   std::optional<StagePass> choose(const Progress& progress, double time, double promised) {
     const auto may_always = [](const StagePass&) { return true; };
-    const auto input = take_deepest(input_, PassKind::kBackwardInput, progress, time, may_always);
+    const auto input = take_deepest(input_, Kind::kBackwardInput, progress, time, may_always);
     if (input) weights_.ran(*input);
     if (input) return input;
     // Room is left for the later stages of this rank that the micro-batch still has to run.
     const auto has_room = [&](const StagePass& pass) { return fits(promised + still_needed(pass), costs_); };
-    const auto forward = take_deepest(forward_, PassKind::kForward, progress, time, has_room);
+    const auto forward = take_deepest(forward_, Kind::kForward, progress, time, has_room);
     if (forward) return forward;
     return weights_.take();
   }
@@ -97,7 +97,7 @@ class GreedyRank {
   }
   /// The first of the latest stage: its backward pass gives memory back first.
   template <typename May>
-  static std::optional<StagePass> take_deepest(std::vector<Waiting>& stages, PassKind kind,
+  static std::optional<StagePass> take_deepest(std::vector<Waiting>& stages, Kind kind,
                                                const Progress& progress, double time, const May& may) {
     for (Waiting& stage : stages | std::views::reverse) {
       if (stage.next == stage.end) continue;

@@ -11,8 +11,6 @@
 namespace trireme::plan {
 namespace {
 
-using EventKind = StageEvent::Kind;
-
 /// Seconds by cause; that of kSchedule, which delays nothing, stays 0.
 using Lag = std::array<double, kIdleCauses>;
 
@@ -83,16 +81,16 @@ class Step {
 
   static Place needed_by(const StageEvent& wait) { return {wait.message, wait.stage, wait.micro_batch}; }
   bool can_run(const StageEvent& event) const {
-    return event.kind != EventKind::kWait || made_.contains(needed_by(event));
+    return event.kind != ActionKind::kRecv || made_.contains(needed_by(event));
   }
 
   void run(size_t rank, const StageEvent& event) {
     RankState& state = ranks_[rank];
     Moment& now = state.now;
-    if (event.kind == EventKind::kReduce || event.kind == EventKind::kUpdate) return;
+    if (event.kind == ActionKind::kReduce || event.kind == ActionKind::kUpdate) return;
     now.delay(event.begin, IdleCause::kHost);
     if (event.is_pass()) return run_pass(rank, event);
-    if (event.kind == EventKind::kWait) {
+    if (event.kind == ActionKind::kRecv) {
       const Moment& made = made_.at(needed_by(event));
       if (made.time > now.time) now = made;
       if (now.time > event.end) {  // by as much clocks of ranks differ

@@ -14,20 +14,6 @@ namespace {
 
 using Kind = ActionKind;
 
-Kind kind_of(const StagePass& pass) {
-  switch (pass.kind) {
-    case StagePass::Kind::kForward:
-      return Kind::kForward;
-    case StagePass::Kind::kBackward:
-      return Kind::kBackward;
-    case StagePass::Kind::kBackwardInput:
-      return Kind::kBackwardInput;
-    case StagePass::Kind::kBackwardWeight:
-      return Kind::kBackwardWeight;
-  }
-  throw LogicError("[plan.lower] pass of unknown kind {}", static_cast<int>(pass.kind));
-}
-
 Action action_of(Kind kind, const StageEdge& edge, int64_t micro_batch, int64_t peer) {
   return {
       .kind = kind, .micro_batch = micro_batch, .stage = edge.stage, .message = edge.message, .peer = peer};
@@ -78,7 +64,7 @@ StageActions without_posts(const Schedule& schedule, int64_t rank, Incoming inco
         line.pop_front();
       }
     }
-    program.push_back({.kind = kind_of(pass), .micro_batch = pass.micro_batch, .stage = pass.stage});
+    program.push_back({.kind = pass.kind, .micro_batch = pass.micro_batch, .stage = pass.stage});
     for (const StageEdge& made : edges_of(schedule, pass, trains)) {
       const int64_t peer = schedule.rank_of(made.to, pass.micro_batch);
       if (peer != rank) program.push_back(action_of(Kind::kSend, made, pass.micro_batch, peer));
@@ -189,8 +175,8 @@ StageActions with_posts(const Schedule& schedule, int64_t rank, int64_t ahead) {
 
 std::vector<StageEdge> made_by(const Schedule& schedule, const StagePass& pass) {
   const int64_t stage = pass.stage, last = schedule.stages - 1;
-  const bool forward = pass.kind == StagePass::Kind::kForward;
-  if (pass.kind == StagePass::Kind::kBackwardWeight) return {};
+  const bool forward = pass.kind == Kind::kForward;
+  if (pass.kind == Kind::kBackwardWeight) return {};
   if (schedule.is_head_part(stage)) {
     if (forward) return {{Message::kPart, stage, stage, last}};
     return {};
@@ -209,8 +195,8 @@ std::vector<StageEdge> made_by(const Schedule& schedule, const StagePass& pass) 
 
 std::vector<StageEdge> needed_by(const Schedule& schedule, const StagePass& pass) {
   const int64_t stage = pass.stage, last = schedule.stages - 1;
-  const bool forward = pass.kind == StagePass::Kind::kForward;
-  if (pass.kind == StagePass::Kind::kBackwardWeight) return {};
+  const bool forward = pass.kind == Kind::kForward;
+  if (pass.kind == Kind::kBackwardWeight) return {};
   if (schedule.is_head_part(stage))
     return {{forward ? Message::kHidden : Message::kTotals, stage, last, stage}};
   if (forward && stage == 0) return {};
@@ -224,8 +210,7 @@ std::vector<StageEdge> needed_by(const Schedule& schedule, const StagePass& pass
 
 LastUse::LastUse(const Schedule& schedule) : schedule_(schedule) {
   trains_ = std::ranges::any_of(schedule.ranks, [](const std::vector<StagePass>& passes) {
-    return std::ranges::any_of(passes,
-                               [](const StagePass& pass) { return pass.kind != StagePass::Kind::kForward; });
+    return std::ranges::any_of(passes, [](const StagePass& pass) { return pass.kind != Kind::kForward; });
   });
 }
 

@@ -115,7 +115,7 @@ class Check {
     } else {
       const bool forward = action.kind == Kind::kForward;
       require(forward || has(Kind::kForward), rank, action, "runs before its forward pass");
-      const StagePass pass = pass_of(action);
+      const StagePass pass{action.kind, action.stage, action.micro_batch};
       for (const StageEdge& need : needed_by(schedule_, pass))
         require(state.here.erase({need.message, need.stage, action.micro_batch}) == 1, rank, action,
                 "has no input");
@@ -130,13 +130,6 @@ class Check {
                buffer.second == action.micro_batch;
       });
     }
-  }
-
-  static StagePass pass_of(const Action& action) {
-    const auto kind = action.kind == Kind::kForward    ? StagePass::Kind::kForward
-                      : action.kind == Kind::kBackward ? StagePass::Kind::kBackward
-                                                       : StagePass::Kind::kBackwardInput;
-    return {kind, action.stage, action.micro_batch};
   }
 
   void hand_on(size_t rank, const StagePass& pass) {

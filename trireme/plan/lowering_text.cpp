@@ -11,22 +11,6 @@ namespace {
 constexpr std::string_view kMessageLetters = "FBHPT";
 static_assert(kMessageLetters.size() == kNames<Message>.size());
 
-/// That of the schedule's text.
-char letter_of(ActionKind pass) {
-  switch (pass) {
-    case ActionKind::kForward:
-      return 'F';
-    case ActionKind::kBackward:
-      return 'B';
-    case ActionKind::kBackwardInput:
-      return 'I';
-    case ActionKind::kBackwardWeight:
-      return 'W';
-    default:
-      throw LogicError("[plan.stage_text] {} is no pass of a stage", pass);
-  }
-}
-
 }  // namespace
 
 char letter_of(Message message) {
@@ -34,9 +18,10 @@ char letter_of(Message message) {
 }
 
 std::string stage_text(const Action& action) {
-  const char letter = action.is_message() ? letter_of(action.message) : letter_of(action.kind);
-  std::string text = fmt::format("{} {}{}{}", action.kind, action.stage, letter, action.micro_batch);
-  if (!action.is_message()) return text;
+  if (!action.is_message())
+    return fmt::format("{} {}", action.kind, to_text({action.kind, action.stage, action.micro_batch}));
+  std::string text =
+      fmt::format("{} {}{}{}", action.kind, action.stage, letter_of(action.message), action.micro_batch);
   const bool sends = action.kind == ActionKind::kSend;
   text += fmt::format(" {} {}", sends ? "to" : "from", action.peer);
   return sends ? text : text + fmt::format(" in {}", action.buffer);

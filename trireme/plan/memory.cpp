@@ -211,8 +211,8 @@ StepProgram pipeline_program(const Config& config, const ModelFacts& facts, cons
 int64_t most_in_flight(const Schedule& schedule, int64_t rank, int64_t stage) {
   int64_t now = 0, most = 0;
   for (const StagePass& pass : schedule.ranks[static_cast<size_t>(rank)]) {
-    if (pass.stage != stage || pass.kind == StagePass::Kind::kBackwardWeight) continue;
-    now += pass.kind == StagePass::Kind::kForward ? 1 : -1;
+    if (pass.stage != stage || pass.kind == ActionKind::kBackwardWeight) continue;
+    now += pass.kind == ActionKind::kForward ? 1 : -1;
     most = std::max(most, now);
   }
   return most;

@@ -6,7 +6,7 @@
 
 namespace trireme::plan {
 
-using PassKind = StagePass::Kind;
+using Kind = ActionKind;
 
 double of_stage(const std::vector<double>& values, int64_t stage) {
   return values.size() == 1 ? values.front() : values.at(static_cast<size_t>(stage));
@@ -16,16 +16,17 @@ double duration(const StagePass& pass, const PassCosts& costs) {
   const double input = of_stage(costs.backward_input, pass.stage),
                weight = of_stage(costs.backward_weight, pass.stage);
   switch (pass.kind) {
-    case PassKind::kForward:
+    case Kind::kForward:
       return of_stage(costs.forward, pass.stage);
-    case PassKind::kBackward:
+    case Kind::kBackward:
       return input + weight;
-    case PassKind::kBackwardInput:
+    case Kind::kBackwardInput:
       return input;
-    case PassKind::kBackwardWeight:
+    case Kind::kBackwardWeight:
       return weight;
+    default:
+      return 0.0;
   }
-  return 0.0;
 }
 
 namespace {
@@ -62,26 +63,27 @@ double growth(const StagePass& pass, const PassCosts& costs) {
   const double activations = of_stage(costs.activation_bytes, pass.stage),
                between_halves = between_halves_of(pass.stage, costs);
   switch (pass.kind) {
-    case PassKind::kForward:
+    case Kind::kForward:
       return activations;
-    case PassKind::kBackward:
+    case Kind::kBackward:
       return -activations;
-    case PassKind::kBackwardInput:
+    case Kind::kBackwardInput:
       return between_halves - activations;
-    case PassKind::kBackwardWeight:
+    case Kind::kBackwardWeight:
       return -between_halves;
+    default:
+      return 0.0;
   }
-  return 0.0;
 }
 
 double Progress::ready(const StagePass& pass) const {
   const int64_t stage = pass.stage, micro_batch = pass.micro_batch, last = schedule_.stages - 1;
   switch (pass.kind) {
-    case PassKind::kForward:
+    case Kind::kForward:
       if (stage == 0) return 0.0;
       return arrival(forward_, std::min(stage - 1, last), stage, micro_batch);
-    case PassKind::kBackward:
-    case PassKind::kBackwardInput: {
+    case Kind::kBackward:
+    case Kind::kBackwardInput: {
       double ready = forward_[at(stage, micro_batch)];
       if (stage != last)
         return std::max(ready, arrival(input_, std::min(stage + 1, last), stage, micro_batch));
@@ -89,32 +91,34 @@ double Progress::ready(const StagePass& pass) const {
         ready = std::max(ready, arrival(forward_, part, stage, micro_batch));
       return ready;
     }
-    case PassKind::kBackwardWeight:
+    case Kind::kBackwardWeight:
       return input_[at(stage, micro_batch)];
+    default:
+      return kNever;
   }
-  return kNever;
 }
 
 bool Progress::has_run(const StagePass& pass) const {
   const size_t place = at(pass.stage, pass.micro_batch);
   switch (pass.kind) {
-    case PassKind::kForward:
+    case Kind::kForward:
       return forward_[place] < kNever;
-    case PassKind::kBackward:
+    case Kind::kBackward:
       return input_[place] < kNever || weight_[place] < kNever;
-    case PassKind::kBackwardInput:
+    case Kind::kBackwardInput:
       return input_[place] < kNever;
-    case PassKind::kBackwardWeight:
+    case Kind::kBackwardWeight:
       return weight_[place] < kNever;
+    default:
+      return false;
   }
-  return false;
 }
 
 void Progress::end(const StagePass& pass, double time) {
   const size_t place = at(pass.stage, pass.micro_batch);
-  if (pass.kind == PassKind::kForward) forward_[place] = time;
-  if (pass.kind == PassKind::kBackward || pass.kind == PassKind::kBackwardInput) input_[place] = time;
-  if (pass.kind == PassKind::kBackward || pass.kind == PassKind::kBackwardWeight) weight_[place] = time;
+  if (pass.kind == Kind::kForward) forward_[place] = time;
+  if (pass.kind == Kind::kBackward || pass.kind == Kind::kBackwardInput) input_[place] = time;
+  if (pass.kind == Kind::kBackward || pass.kind == Kind::kBackwardWeight) weight_[place] = time;
 }
 
 double Progress::arrival(const std::vector<double>& ends, int64_t from, int64_t to,
@@ -132,8 +136,8 @@ double RankClock::run(const StagePass& pass, double begin, double seconds, const
   held_ += growth(pass, costs);
   promised_ += growth(pass, costs);
   const double added = most_of_stage(pass.stage, costs) - of_stage(costs.activation_bytes, pass.stage);
-  if (pass.kind == PassKind::kForward) promised_ += added;
-  if (pass.kind == PassKind::kBackward || pass.kind == PassKind::kBackwardInput) promised_ -= added;
+  if (pass.kind == Kind::kForward) promised_ += added;
+  if (pass.kind == Kind::kBackward || pass.kind == Kind::kBackwardInput) promised_ -= added;
   timeline_.peak_bytes = std::max(timeline_.peak_bytes, held_);
   return end;
 }

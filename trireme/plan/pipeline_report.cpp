@@ -12,7 +12,7 @@
 namespace trireme::plan {
 namespace {
 
-using EventKind = StageEvent::Kind;
+using Kind = ActionKind;
 using Place = std::pair<int64_t, int64_t>;  // stage and micro-batch
 
 double median(std::vector<double> values) {
@@ -21,12 +21,6 @@ double median(std::vector<double> values) {
   const size_t middle = values.size() / 2;
   return values.size() % 2 == 1 ? values[middle] : 0.5 * (values[middle - 1] + values[middle]);
 }
-
-EventKind event_kind_of(const StagePass& pass) {
-  return static_cast<EventKind>(pass.kind);  // passes come first, in the same order
-}
-static_assert(static_cast<int>(StagePass::Kind::kBackwardWeight) ==
-              static_cast<int>(EventKind::kBackwardWeight));
 
 /// When what passes make for others was there.
 struct Ends {
@@ -39,7 +33,7 @@ struct Ends {
         if (!event.is_pass()) continue;
         for (const StageEdge& edge : made_by(schedule, event.pass()))
           made[{edge.message, edge.stage, event.micro_batch}] = event.end;
-        if (event.kind == EventKind::kForward) forward[{event.stage, event.micro_batch}] = event.end;
+        if (event.kind == Kind::kForward) forward[{event.stage, event.micro_batch}] = event.end;
       }
     }
   }
@@ -56,7 +50,7 @@ void check_events(const Schedule& schedule, const StageEvents& events) {
     const std::vector<StagePass>& passes = schedule.ranks[rank];
     for (const StageEvent& event : events[rank]) {
       if (!event.is_pass()) continue;
-      const bool fits = next < passes.size() && event_kind_of(passes[next]) == event.kind &&
+      const bool fits = next < passes.size() && passes[next].kind == event.kind &&
                         passes[next].stage == event.stage && passes[next].micro_batch == event.micro_batch;
       TRIREME_CHECK(
           fits,
@@ -96,7 +90,7 @@ double end_of(const StageEvents& events, bool only_passes) {
 /// as passes for the input.
 PassCosts measured_costs(const Schedule& schedule, const StageEvents& events) {
   const auto stages = static_cast<size_t>(schedule.all_stages());
-  std::vector<std::map<EventKind, std::vector<double>>> seconds(stages), bytes(stages);
+  std::vector<std::map<Kind, std::vector<double>>> seconds(stages), bytes(stages);
   std::vector<double> transfers;
   const Ends ends(schedule, events);
   for (const auto& rank : events) {
@@ -105,7 +99,7 @@ PassCosts measured_costs(const Schedule& schedule, const StageEvents& events) {
         const auto stage = static_cast<size_t>(event.stage);
         seconds[stage][event.kind].push_back(event.end - event.begin);
         bytes[stage][event.kind].push_back(event.bytes);
-      } else if (event.kind == EventKind::kWait) {
+      } else if (event.kind == Kind::kRecv) {
         const double made = ends.of(event);
         // A wait that began later does not show when its message arrived.
         if (event.begin <= made) transfers.push_back(std::max(0.0, event.end - made));
@@ -120,12 +114,12 @@ PassCosts measured_costs(const Schedule& schedule, const StageEvents& events) {
   costs.between_halves_bytes.resize(stages);
   for (size_t stage = 0; stage < stages; ++stage) {
     auto& of = seconds[stage];
-    costs.forward[stage] = median(of[EventKind::kForward]);
-    const bool split = !of[EventKind::kBackwardInput].empty();
-    costs.backward_input[stage] = median(of[split ? EventKind::kBackwardInput : EventKind::kBackward]);
-    costs.backward_weight[stage] = median(of[EventKind::kBackwardWeight]);
-    costs.activation_bytes[stage] = std::max(0.0, median(bytes[stage][EventKind::kForward]));
-    costs.between_halves_bytes[stage] = median(bytes[stage][EventKind::kBackwardInput]);
+    costs.forward[stage] = median(of[Kind::kForward]);
+    const bool split = !of[Kind::kBackwardInput].empty();
+    costs.backward_input[stage] = median(of[split ? Kind::kBackwardInput : Kind::kBackward]);
+    costs.backward_weight[stage] = median(of[Kind::kBackwardWeight]);
+    costs.activation_bytes[stage] = std::max(0.0, median(bytes[stage][Kind::kForward]));
+    costs.between_halves_bytes[stage] = median(bytes[stage][Kind::kBackwardInput]);
   }
   costs.transfer = median(std::move(transfers));
   return costs;
@@ -153,7 +147,7 @@ std::vector<StageEvent> sends_of(const Schedule& schedule, const TimedPass& time
     if (schedule.rank_of(made.from, pass.micro_batch) == schedule.rank_of(made.to, pass.micro_batch))
       continue;
     const auto bytes = message_bytes.find({made.message, made.stage});
-    sends.push_back({.kind = EventKind::kSend,
+    sends.push_back({.kind = Kind::kSend,
                      .stage = made.stage,
                      .micro_batch = pass.micro_batch,
                      .message = made.message,
@@ -168,7 +162,7 @@ StageEvents simulated_events(const Schedule& schedule, const PassCosts& costs, c
   std::map<std::pair<Message, int64_t>, std::vector<double>> sent;
   for (const auto& rank : measured) {
     for (const StageEvent& event : rank) {
-      if (event.kind == EventKind::kSend) sent[{event.message, event.stage}].push_back(event.bytes);
+      if (event.kind == Kind::kSend) sent[{event.message, event.stage}].push_back(event.bytes);
     }
   }
   std::map<std::pair<Message, int64_t>, double> message_bytes;
@@ -177,12 +171,12 @@ StageEvents simulated_events(const Schedule& schedule, const PassCosts& costs, c
   for (const RankTimeline& rank : simulate(schedule, costs).ranks) {
     std::vector<StageEvent>& into = events.emplace_back();
     for (const TimedPass& timed : rank.passes) {
-      into.push_back({.kind = event_kind_of(timed.pass),
+      into.push_back({.kind = timed.pass.kind,
                       .stage = timed.pass.stage,
                       .micro_batch = timed.pass.micro_batch,
                       .begin = timed.begin,
                       .end = timed.end,
-                      .bytes = timed.pass.kind == StagePass::Kind::kBackwardInput
+                      .bytes = timed.pass.kind == Kind::kBackwardInput
                                    ? costs.between_halves_bytes[static_cast<size_t>(timed.pass.stage)]
                                    : growth(timed.pass, costs)});
       for (const StageEvent& send : sends_of(schedule, timed, message_bytes)) into.push_back(send);
@@ -200,9 +194,9 @@ double peak_bytes(const std::vector<StageEvent>& events) {
     if (!event.is_pass()) continue;
     double& mine = held[{event.stage, event.micro_batch}];
     sum -= mine;
-    if (event.kind == EventKind::kForward) mine = std::max(0.0, event.bytes);
-    if (event.kind == EventKind::kBackwardInput) mine = event.bytes;
-    if (event.kind == EventKind::kBackward || event.kind == EventKind::kBackwardWeight) mine = 0.0;
+    if (event.kind == Kind::kForward) mine = std::max(0.0, event.bytes);
+    if (event.kind == Kind::kBackwardInput) mine = event.bytes;
+    if (event.kind == Kind::kBackward || event.kind == Kind::kBackwardWeight) mine = 0.0;
     sum += mine;
     peak = std::max(peak, sum);
   }
@@ -245,8 +239,8 @@ std::vector<StageUse> stage_uses(const Schedule& schedule, const StageEvents& ev
       double made = 0.0;
       for (const StageEdge& need : needs)
         made = std::max(made, ends.made.at({need.message, need.stage, event.micro_batch}));
-      if (event.kind == EventKind::kForward && event.stage > 0) forward[stage].add(made, event.begin);
-      if (event.kind == EventKind::kBackward || event.kind == EventKind::kBackwardInput) {
+      if (event.kind == Kind::kForward && event.stage > 0) forward[stage].add(made, event.begin);
+      if (event.kind == Kind::kBackward || event.kind == Kind::kBackwardInput) {
         const double forward_end = ends.forward.at({event.stage, event.micro_batch});
         backward[stage].add(needs.empty() ? forward_end : made, event.begin);
       }
@@ -267,7 +261,7 @@ StepUse use_of(const Schedule& schedule, const StageEvents& events) {
     RankUse& mine = use.ranks.emplace_back();
     for (const StageEvent& event : rank) {
       if (event.is_pass()) mine.busy += event.end - event.begin;
-      if (event.kind == EventKind::kSend) mine.sent_bytes += event.bytes;
+      if (event.kind == Kind::kSend) mine.sent_bytes += event.bytes;
     }
     mine.idle = use.seconds - mine.busy;
     mine.peak_bytes = peak_bytes(rank);

@@ -13,17 +13,9 @@ namespace trireme::plan {
 
 /// Something that a rank did, in seconds of a clock that all ranks share.
 struct StageEvent {
-  enum class Kind {
-    kForward,
-    kBackward,
-    kBackwardInput,
-    kBackwardWeight,
-    kSend,    ///< a message is handed to its link
-    kWait,    ///< for a message to arrive
-    kReduce,  ///< gradients, after all passes
-    kUpdate   ///< the optimizer
-  };
-  Kind kind = Kind::kForward;
+  /// One of kPassKinds; kSend: a message is handed to its link; kRecv: the rank waits for one; kReduce: of
+  /// gradients, after all passes; kUpdate.
+  ActionKind kind = ActionKind::kForward;
   int64_t stage = 0;        ///< of a message that of the pass that needs it
   int64_t micro_batch = 0;  ///< likewise
   Message message = Message::kActivation;
@@ -32,9 +24,8 @@ struct StageEvent {
   /// the memory that it has left for kBackwardWeight.
   double bytes = 0.0;
 
-  bool is_pass() const { return kind <= Kind::kBackwardWeight; }
-  /// The pass that it is. Passes come first, in the order of their own kinds.
-  StagePass pass() const { return {static_cast<StagePass::Kind>(kind), stage, micro_batch}; }
+  bool is_pass() const { return computes(kind); }
+  StagePass pass() const { return {kind, stage, micro_batch}; }
 };
 
 /// By rank, in the order in which each did them.

@@ -9,7 +9,7 @@
 namespace trireme::plan {
 namespace {
 
-using PassKind = StagePass::Kind;
+using Kind = ActionKind;
 
 /// One rank's list under construction: counts the micro-batches of each kind of pass and stage.
 class RankOrder {
@@ -17,16 +17,16 @@ class RankOrder {
   explicit RankOrder(int64_t micro_batches) : micro_batches_(micro_batches) {}
 
   /// The next micro-batch of the stage; nothing beyond the last.
-  void add(PassKind kind, int64_t stage) {
+  void add(Kind kind, int64_t stage) {
     if (const auto micro_batch = take(kind, stage); micro_batch < micro_batches_)
       passes_.push_back({kind, stage, micro_batch});
   }
-  void repeat(int64_t times, const std::vector<std::pair<PassKind, int64_t>>& passes) {
+  void repeat(int64_t times, const std::vector<std::pair<Kind, int64_t>>& passes) {
     for (int64_t i = 0; i < times; ++i) {
       for (const auto& [kind, stage] : passes) add(kind, stage);
     }
   }
-  int64_t count(PassKind kind, int64_t stage) const {
+  int64_t count(Kind kind, int64_t stage) const {
     const auto found = std::ranges::find_if(
         counts_, [&](const Count& count) { return count.kind == kind && count.stage == stage; });
     return found == counts_.end() ? 0 : found->next;
@@ -35,10 +35,10 @@ class RankOrder {
 
  private:
   struct Count {
-    PassKind kind;
+    Kind kind;
     int64_t stage, next;
   };
-  int64_t take(PassKind kind, int64_t stage) {
+  int64_t take(Kind kind, int64_t stage) {
     for (Count& count : counts_) {
       if (count.kind == kind && count.stage == stage) return count.next++;
     }
@@ -73,8 +73,8 @@ Schedule by_rank(const PipelineShape& shape, Placement placement, int64_t stages
 Schedule gpipe(const PipelineShape& shape) {
   return by_rank(shape, Placement::kLoop, shape.ranks, [&](int64_t rank) {
     RankOrder order(shape.micro_batches);
-    order.repeat(shape.micro_batches, {{PassKind::kForward, rank}});
-    order.repeat(shape.micro_batches, {{PassKind::kBackward, rank}});
+    order.repeat(shape.micro_batches, {{Kind::kForward, rank}});
+    order.repeat(shape.micro_batches, {{Kind::kBackward, rank}});
     return order.take_passes();
   });
 }
@@ -84,8 +84,8 @@ Schedule gpipe(const PipelineShape& shape) {
 Schedule one_forward_one_backward(const PipelineShape& shape) {
   return by_rank(shape, Placement::kLoop, shape.ranks, [&](int64_t rank) {
     RankOrder order(shape.micro_batches);
-    order.repeat(shape.ranks - rank, {{PassKind::kForward, rank}});
-    order.repeat(shape.micro_batches, {{PassKind::kBackward, rank}, {PassKind::kForward, rank}});
+    order.repeat(shape.ranks - rank, {{Kind::kForward, rank}});
+    order.repeat(shape.micro_batches, {{Kind::kBackward, rank}, {Kind::kForward, rank}});
     return order.take_passes();
   });
 }
@@ -96,10 +96,10 @@ Schedule looped_bfs(const PipelineShape& shape) {
   return by_rank(shape, Placement::kLoop, stages, [&](int64_t rank) {
     std::vector<StagePass> passes;
     for (int64_t stage = rank; stage < stages; stage += shape.ranks) {
-      for (int64_t i = 0; i < shape.micro_batches; ++i) passes.push_back({PassKind::kForward, stage, i});
+      for (int64_t i = 0; i < shape.micro_batches; ++i) passes.push_back({Kind::kForward, stage, i});
     }
     for (int64_t stage = stages - shape.ranks + rank; stage >= 0; stage -= shape.ranks) {
-      for (int64_t i = shape.micro_batches; i-- > 0;) passes.push_back({PassKind::kBackward, stage, i});
+      for (int64_t i = shape.micro_batches; i-- > 0;) passes.push_back({Kind::kBackward, stage, i});
     }
     return passes;
   });
@@ -125,14 +125,14 @@ Schedule interleaved(const PipelineShape& shape, bool zero_bubble) {
     };
     const int64_t ahead = (zero_bubble ? 1 : 2) * (ranks - 1 - rank);
     const int64_t warm_up = std::min(all, (chunks - 1) * per_round + ahead);
-    for (int64_t i = 0; i < warm_up; ++i) order.add(PassKind::kForward, forward_stage(i));
+    for (int64_t i = 0; i < warm_up; ++i) order.add(Kind::kForward, forward_stage(i));
     int64_t weights = 0;
     for (int64_t i = 0; i < all; ++i) {
-      if (warm_up + i < all) order.add(PassKind::kForward, forward_stage(warm_up + i));
-      order.add(zero_bubble ? PassKind::kBackwardInput : PassKind::kBackward, backward_stage(i));
-      if (zero_bubble && i >= rank) order.add(PassKind::kBackwardWeight, backward_stage(weights++));
+      if (warm_up + i < all) order.add(Kind::kForward, forward_stage(warm_up + i));
+      order.add(zero_bubble ? Kind::kBackwardInput : Kind::kBackward, backward_stage(i));
+      if (zero_bubble && i >= rank) order.add(Kind::kBackwardWeight, backward_stage(weights++));
     }
-    while (zero_bubble && weights < all) order.add(PassKind::kBackwardWeight, backward_stage(weights++));
+    while (zero_bubble && weights < all) order.add(Kind::kBackwardWeight, backward_stage(weights++));
     return order.take_passes();
   });
 }
@@ -151,25 +151,23 @@ Schedule zb_v(const PipelineShape& shape) {
   return by_rank(shape, Placement::kV, 2 * ranks, [&](int64_t rank) {
     const int64_t there = rank, back = 2 * ranks - 1 - rank;
     RankOrder order(shape.micro_batches);
-    order.repeat(2 * (ranks - rank) - 1, {{PassKind::kForward, there}});
-    order.repeat(rank, {{PassKind::kForward, back}, {PassKind::kForward, there}});
-    order.repeat(
-        ranks - rank,
-        {{PassKind::kForward, back}, {PassKind::kBackwardInput, back}, {PassKind::kBackwardWeight, back}});
+    order.repeat(2 * (ranks - rank) - 1, {{Kind::kForward, there}});
+    order.repeat(rank, {{Kind::kForward, back}, {Kind::kForward, there}});
+    order.repeat(ranks - rank,
+                 {{Kind::kForward, back}, {Kind::kBackwardInput, back}, {Kind::kBackwardWeight, back}});
     const int64_t padded = std::max(shape.micro_batches, 2 * ranks - 1);
-    while (order.count(PassKind::kForward, back) < padded) {
-      if (order.count(PassKind::kForward, there) < padded) order.add(PassKind::kForward, there);
-      order.repeat(1, {{PassKind::kBackwardInput, there},
-                       {PassKind::kBackwardWeight, there},
-                       {PassKind::kForward, back},
-                       {PassKind::kBackwardInput, back},
-                       {PassKind::kBackwardWeight, back}});
+    while (order.count(Kind::kForward, back) < padded) {
+      if (order.count(Kind::kForward, there) < padded) order.add(Kind::kForward, there);
+      order.repeat(1, {{Kind::kBackwardInput, there},
+                       {Kind::kBackwardWeight, there},
+                       {Kind::kForward, back},
+                       {Kind::kBackwardInput, back},
+                       {Kind::kBackwardWeight, back}});
     }
-    order.repeat(rank, {{PassKind::kBackwardInput, there}, {PassKind::kBackwardInput, back}});
-    order.repeat(ranks - rank, {{PassKind::kBackwardInput, there}, {PassKind::kBackwardWeight, there}});
-    while (order.count(PassKind::kBackwardWeight, back) < padded) order.add(PassKind::kBackwardWeight, back);
-    while (order.count(PassKind::kBackwardWeight, there) < padded)
-      order.add(PassKind::kBackwardWeight, there);
+    order.repeat(rank, {{Kind::kBackwardInput, there}, {Kind::kBackwardInput, back}});
+    order.repeat(ranks - rank, {{Kind::kBackwardInput, there}, {Kind::kBackwardWeight, there}});
+    while (order.count(Kind::kBackwardWeight, back) < padded) order.add(Kind::kBackwardWeight, back);
+    while (order.count(Kind::kBackwardWeight, there) < padded) order.add(Kind::kBackwardWeight, there);
     return order.take_passes();
   });
 }
@@ -184,10 +182,10 @@ Schedule stable_pattern(const PipelineShape& shape, int64_t limit, const Offsets
   const Schedule without_weights = by_rank(shape, Placement::kV, 2 * ranks, [&](int64_t rank) {
     const int64_t there = rank, back = 2 * ranks - 1 - rank;
     const std::array<int64_t, 4> offsets = offsets_of(rank);
-    const std::array<std::pair<PassKind, int64_t>, 4> kinds = {{{PassKind::kForward, there},
-                                                                {PassKind::kForward, back},
-                                                                {PassKind::kBackwardInput, back},
-                                                                {PassKind::kBackwardInput, there}}};
+    const std::array<std::pair<Kind, int64_t>, 4> kinds = {{{Kind::kForward, there},
+                                                            {Kind::kForward, back},
+                                                            {Kind::kBackwardInput, back},
+                                                            {Kind::kBackwardInput, there}}};
     std::vector<std::pair<int64_t, StagePass>> line;
     for (size_t i = 0; i < kinds.size(); ++i) {
       for (int64_t micro_batch = 0; micro_batch < shape.micro_batches; ++micro_batch) {
@@ -227,13 +225,13 @@ class DualOrder {
 
   enum Side : size_t { kNear, kFar };
   void forward(Side side, bool with_next = false) {
-    passes_.push_back({PassKind::kForward, next_[side].stage, next_[side].forward++, with_next});
+    passes_.push_back({Kind::kForward, next_[side].stage, next_[side].forward++, with_next});
   }
   void backward(Side side, bool split = false) {
-    const StagePass pass{split ? PassKind::kBackwardInput : PassKind::kBackward, next_[side].stage,
+    const StagePass pass{split ? Kind::kBackwardInput : Kind::kBackward, next_[side].stage,
                          next_[side].backward++};
     passes_.push_back(pass);
-    if (split) weights_.push_back({PassKind::kBackwardWeight, pass.stage, pass.micro_batch});
+    if (split) weights_.push_back({Kind::kBackwardWeight, pass.stage, pass.micro_batch});
   }
   void forward_backward(Side forward_side, Side backward_side) {
     forward(forward_side, /*with_next=*/true);
@@ -429,7 +427,7 @@ Schedule forward_only(const Schedule& schedule, int64_t micro_batches) {
     for (int64_t stage = 0; stage < result.all_stages(); ++stage) {
       for (int64_t micro_batch = group; micro_batch < std::min(group + ranks, micro_batches); ++micro_batch)
         result.ranks[static_cast<size_t>(result.rank_of(stage, micro_batch))].push_back(
-            {PassKind::kForward, stage, micro_batch});
+            {Kind::kForward, stage, micro_batch});
     }
   }
   return result;

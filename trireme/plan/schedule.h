@@ -6,19 +6,14 @@
 #include <string_view>
 #include <vector>
 
+#include "trireme/plan/action_kind.h"
 #include "trireme/plan/choices.h"
 
 namespace trireme::plan {
 
 /// One pass of one stage for one micro-batch.
 struct StagePass {
-  enum class Kind {
-    kForward,
-    kBackward,       ///< both of the following
-    kBackwardInput,  ///< the gradient of the stage's input, which the stage before waits for
-    kBackwardWeight  ///< the gradient of its weights, which nobody waits for
-  };
-  Kind kind = Kind::kForward;
+  ActionKind kind = ActionKind::kForward;  ///< one of kPassKinds
   int64_t stage = 0;
   int64_t micro_batch = 0;
   /// A forward and a backward pass that may overlap: this one and the next of the rank.

@@ -10,8 +10,7 @@
 namespace trireme::plan {
 namespace {
 
-using PassKind = StagePass::Kind;
-constexpr std::string_view kLetters = "FBIW";
+constexpr std::string_view kLetters = "FBIW";  // of kPassKinds
 
 constexpr int64_t kMostNumber = 1'000'000'000;
 
@@ -32,7 +31,7 @@ std::optional<StagePass> parse_pass(std::string_view text) {
   text.remove_prefix(1);
   const auto micro_batch = take_number(text);
   if (letter == std::string_view::npos || !micro_batch || !text.empty()) return std::nullopt;
-  return StagePass{static_cast<PassKind>(letter), *stage, *micro_batch};
+  return StagePass{kPassKinds[letter], *stage, *micro_batch};
 }
 
 std::string_view without_blanks(std::string_view text) {
@@ -72,7 +71,7 @@ std::vector<StagePass> parse_line(std::string_view line, size_t number) {
 }  // namespace
 
 std::string to_text(const StagePass& pass) {
-  return fmt::format("{}{}{}", pass.stage, kLetters[static_cast<size_t>(pass.kind)], pass.micro_batch);
+  return fmt::format("{}{}{}", pass.stage, kLetters.at(pass_index(pass.kind)), pass.micro_batch);
 }
 
 std::string to_csv(const Schedule& schedule) {

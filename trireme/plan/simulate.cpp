@@ -9,7 +9,7 @@
 namespace trireme::plan {
 namespace {
 
-using PassKind = StagePass::Kind;
+using Kind = ActionKind;
 
 /// Whether every stage has a rank, and every rank a stage.
 void check_placement(const Schedule& schedule) {
@@ -43,9 +43,8 @@ void check_pairs(const Schedule& schedule) {
                           rank, to_text(passes[i]));
       }
       const StagePass& next = passes[i + 1];
-      const bool forward_then_backward =
-          passes[i].kind == PassKind::kForward &&
-          (next.kind == PassKind::kBackward || next.kind == PassKind::kBackwardInput);
+      const bool forward_then_backward = passes[i].kind == Kind::kForward &&
+                                         (next.kind == Kind::kBackward || next.kind == Kind::kBackwardInput);
       if (forward_then_backward && !next.with_next) continue;
       throw ConfigError(
           "[plan.simulate] rank {} overlaps {}+{}; only a forward pass and the backward pass after it "
@@ -69,21 +68,21 @@ void check_complete(const Schedule& schedule) {
         throw ConfigError("[plan.simulate] rank {}: {} is outside {} stages and {} micro-batches", rank,
                           to_text(pass), schedule.all_stages(), schedule.micro_batches);
       }
-      const bool half = pass.kind == PassKind::kBackwardInput || pass.kind == PassKind::kBackwardWeight;
+      const bool half = pass.kind == Kind::kBackwardInput || pass.kind == Kind::kBackwardWeight;
       if (schedule.is_head_part(pass.stage) && half) {
         throw ConfigError(
             "[plan.simulate] rank {} runs {}, but stage {} is a part of the head, whose backward pass is not "
             "split; write {}",
-            rank, to_text(pass), pass.stage, to_text({PassKind::kBackward, pass.stage, pass.micro_batch}));
+            rank, to_text(pass), pass.stage, to_text({Kind::kBackward, pass.stage, pass.micro_batch}));
       }
       if (schedule.rank_of(pass.stage, pass.micro_batch) != static_cast<int64_t>(rank)) {
         throw ConfigError("[plan.simulate] rank {} runs {}, but stage {} is on rank {}", rank, to_text(pass),
                           pass.stage, schedule.rank_of(pass.stage, pass.micro_batch));
       }
       Seen& count = seen[static_cast<size_t>(pass.stage * schedule.micro_batches + pass.micro_batch)];
-      const bool input = pass.kind == PassKind::kBackward || pass.kind == PassKind::kBackwardInput,
-                 weight = pass.kind == PassKind::kBackward || pass.kind == PassKind::kBackwardWeight;
-      count.forward += pass.kind == PassKind::kForward;
+      const bool input = pass.kind == Kind::kBackward || pass.kind == Kind::kBackwardInput,
+                 weight = pass.kind == Kind::kBackward || pass.kind == Kind::kBackwardWeight;
+      count.forward += pass.kind == Kind::kForward;
       count.input += input;
       count.weight += weight;
       if (count.forward > 1 || count.input > 1 || count.weight > 1)
@@ -93,9 +92,9 @@ void check_complete(const Schedule& schedule) {
   for (int64_t stage = 0; stage < schedule.all_stages(); ++stage) {
     for (int64_t micro_batch = 0; micro_batch < schedule.micro_batches; ++micro_batch) {
       const Seen& count = seen[static_cast<size_t>(stage * schedule.micro_batches + micro_batch)];
-      const auto missing = count.forward == 0  ? std::optional(PassKind::kForward)
-                           : count.input == 0  ? std::optional(PassKind::kBackwardInput)
-                           : count.weight == 0 ? std::optional(PassKind::kBackwardWeight)
+      const auto missing = count.forward == 0  ? std::optional(Kind::kForward)
+                           : count.input == 0  ? std::optional(Kind::kBackwardInput)
+                           : count.weight == 0 ? std::optional(Kind::kBackwardWeight)
                                                : std::nullopt;
       if (missing) {
         throw ConfigError("[plan.simulate] rank {} never runs {}", schedule.rank_of(stage, micro_batch),

@@ -9,10 +9,10 @@
 namespace trireme::plan {
 namespace {
 
-using PassKind = StagePass::Kind;
+using Kind = ActionKind;
 
 bool is_input_gradient(const StagePass& pass) {
-  return pass.kind == PassKind::kBackward || pass.kind == PassKind::kBackwardInput;
+  return pass.kind == Kind::kBackward || pass.kind == Kind::kBackwardInput;
 }
 
 /// A pass of the schedule as it was, with how many of another kind its rank has run before it.
@@ -33,7 +33,7 @@ Parts parts_of(const Schedule& schedule, int64_t ahead) {
   int64_t now = 0, most = 0;
   for (const StagePass& pass : schedule.ranks[static_cast<size_t>(schedule.rank_of(last, 0))]) {
     if (pass.stage != last) continue;
-    if (pass.kind == PassKind::kForward) {
+    if (pass.kind == Kind::kForward) {
       parts.forward.push_back(pass.micro_batch);
       most = std::max(most, ++now);
     } else if (is_input_gradient(pass)) {
@@ -54,9 +54,9 @@ class SpreadingRank {
     int64_t backwards = 0, weights = 0;
     for (StagePass pass : schedule.ranks[static_cast<size_t>(rank)]) {
       pass.with_next = false;
-      if (pass.kind == PassKind::kForward) {
+      if (pass.kind == Kind::kForward) {
         forwards_.push_back({pass, backwards, weights});
-      } else if (pass.kind == PassKind::kBackwardWeight) {
+      } else if (pass.kind == Kind::kBackwardWeight) {
         weights_.push_back(pass);
         ++weights;
       } else {
@@ -93,7 +93,7 @@ class SpreadingRank {
   template <typename May>
   std::optional<StagePass> next_part(const May& may) {
     if (ran_.part_forwards == parts_.forward.size()) return std::nullopt;
-    const StagePass pass{PassKind::kForward, part_, parts_.forward[ran_.part_forwards]};
+    const StagePass pass{Kind::kForward, part_, parts_.forward[ran_.part_forwards]};
     if (!may(pass)) return std::nullopt;
     // Its logits take the place of others.
     if (static_cast<int64_t>(ran_.part_forwards - ran_.part_backwards) == parts_.most)
@@ -104,7 +104,7 @@ class SpreadingRank {
   template <typename May>
   std::optional<StagePass> next_part_backward(const May& may) {
     if (ran_.part_backwards == parts_.backward.size()) return std::nullopt;
-    const StagePass pass{PassKind::kBackward, part_, parts_.backward[ran_.part_backwards]};
+    const StagePass pass{Kind::kBackward, part_, parts_.backward[ran_.part_backwards]};
     if (!may(pass)) return std::nullopt;
     ++ran_.part_backwards;
     return pass;

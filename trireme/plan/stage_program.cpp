@@ -9,21 +9,6 @@ namespace {
 
 using Kind = ActionKind;
 
-Pass::Kind kind_of(Kind kind) {
-  switch (kind) {
-    case Kind::kForward:
-      return Pass::Kind::kForward;
-    case Kind::kBackward:
-      return Pass::Kind::kBackward;
-    case Kind::kBackwardInput:
-      return Pass::Kind::kBackwardInput;
-    case Kind::kBackwardWeight:
-      return Pass::Kind::kBackwardWeight;
-    default:
-      throw LogicError("[plan.stage_program] {} is no pass of a stage", kind);
-  }
-}
-
 /// A stage's own program, of which passes are taken one after the other.
 struct Part {
   ProgramStage stage;
@@ -70,10 +55,10 @@ class Merger {
     std::vector<EnginePass> passes;
     for (const Action& action : actions_) {
       if (action.is_message() || action.stage != stage.index) continue;
-      passes.push_back({kind_of(action.kind), action.micro_batch,
+      passes.push_back({action.kind, action.micro_batch,
                         action.kind == Kind::kBackward && reducing == action.micro_batch});
     }
-    if (!reducing) passes.push_back({.kind = Pass::Kind::kReduce});
+    if (!reducing) passes.push_back({.kind = Kind::kReduce});
     return step_program(stage.units, stage.setting, stage.order, passes, held_);
   }
 

@@ -33,24 +33,6 @@ Lane lane_of(ActionKind kind) {
   }
 }
 
-/// The passes that an action of this kind belongs to; none: any.
-std::optional<Pass::Kind> pass_of(ActionKind kind) {
-  switch (kind) {
-    case ActionKind::kForward:
-      return Pass::Kind::kForward;
-    case ActionKind::kBackward:
-      return Pass::Kind::kBackward;
-    case ActionKind::kBackwardInput:
-      return Pass::Kind::kBackwardInput;
-    case ActionKind::kBackwardWeight:
-      return Pass::Kind::kBackwardWeight;
-    case ActionKind::kUpdate:
-      return Pass::Kind::kUpdate;
-    default:
-      return std::nullopt;
-  }
-}
-
 class StepLaws {
  public:
   explicit StepLaws(const StepProgram& program) : program_(program) {}
@@ -107,9 +89,11 @@ void StepLaws::check_place(int64_t at, const Pass& pass) const {
     refuse(at, fmt::format("it is in the lane {}, but {} runs in the lane {}", action.lane, action.kind,
                            lane_of(action.kind)));
   }
-  const auto kind = pass_of(action.kind);
-  if (kind && *kind != pass.kind)
-    refuse(at, fmt::format("it is in a {} pass, but belongs to a {} pass", pass.kind, *kind));
+  const bool belongs = action.kind == ActionKind::kUpdate
+                           ? pass.kind == Pass::Kind::kUpdate
+                           : !action.computes() || computing(pass.kind) == action.kind;
+  if (!belongs)
+    refuse(at, fmt::format("it is in a {} pass, but belongs to a {} pass", pass.kind, action.kind));
   if (action.computes() && action.micro_batch != pass.micro_batch)
     refuse(at, fmt::format("it is in a pass of micro-batch {}", pass.micro_batch));
 }

@@ -71,23 +71,22 @@ StepProgram step_program(const std::vector<ProgramUnit>& units, const EngineSett
   if (held) writer.hold(true);
   for (const EnginePass& pass : passes) {
     switch (pass.kind) {
-      case Pass::Kind::kForward:
+      case ActionKind::kForward:
         writer.forward_pass(pass.micro_batch);
         break;
-      case Pass::Kind::kBackward:
+      case ActionKind::kBackward:
         writer.backward_pass(pass.micro_batch, pass.last);
         break;
-      case Pass::Kind::kBackwardInput:
+      case ActionKind::kBackwardInput:
         writer.backward_input_pass(pass.micro_batch);
         break;
-      case Pass::Kind::kBackwardWeight:
+      case ActionKind::kBackwardWeight:
         writer.backward_weight_pass(pass.micro_batch);
         break;
-      case Pass::Kind::kReduce:
+      case ActionKind::kReduce:
         writer.reduce_pass();
         break;
-      case Pass::Kind::kUpdate:
-      case Pass::Kind::kTransfer:
+      default:
         throw LogicError("[plan.step_program] a pass of kind {} is not one of an engine", pass.kind);
     }
   }

@@ -9,32 +9,12 @@
 #include <string_view>
 #include <vector>
 
+#include "trireme/plan/action_kind.h"
 #include "trireme/plan/cost.h"
 #include "trireme/plan/model_facts.h"
 #include "trireme/plan/unit_buffers.h"
 
 namespace trireme::plan {
-
-enum class ActionKind {
-  kUnshard,  ///< whole parameters of a unit are gathered
-  kForward,
-  kReshard,  ///< whole parameters are freed
-  kBackward,
-  kBackwardInput,   ///< the part of backward that the stage before waits for
-  kBackwardWeight,  ///< the part that nobody waits for
-  kAccumulate,      ///< gradients of a micro-batch stay with this rank: the next one is added to them
-  kReduce,          ///< gradients are summed over the ranks
-  kGatherSum,       ///< ranks that update all of a unit gather its sum
-  kUpdate,
-  kSend,  ///< what the last pass has made leaves for `peer`; does not wait
-  kPost,  ///< from now on the next message of `peer` may arrive in `buffer`; does not wait
-  kRecv,  ///< waits until the oldest posted message of `peer` is in `buffer`
-  kWait   ///< the lane goes on once another action has run (Action::awaits)
-};
-template <>
-inline constexpr auto kNames<ActionKind> = std::to_array<std::string_view>(
-    {"unshard", "forward", "reshard", "backward", "backward_input", "backward_weight", "accumulate", "reduce",
-     "gather_sum", "update", "send", "post", "recv", "wait"});
 
 /// Actions of a lane run one after the other; lanes run beside each other where communication has streams of
 /// its own.
@@ -82,10 +62,7 @@ struct Action {
   bool operator==(const Action&) const = default;
 
   /// Whether it is a forward or backward pass of a unit, or a part of one.
-  bool computes() const {
-    return kind == ActionKind::kForward || kind == ActionKind::kBackward ||
-           kind == ActionKind::kBackwardInput || kind == ActionKind::kBackwardWeight;
-  }
+  bool computes() const { return plan::computes(kind); }
   /// Whether it is one end of a message between stages.
   bool is_message() const { return peer >= 0; }
   int64_t wire_bytes() const;
@@ -212,7 +189,7 @@ StepProgram step_program(const std::vector<ProgramUnit>& units, const EngineSett
                          const UseOrder& order);
 /// A pass of all units of an engine.
 struct EnginePass {
-  Pass::Kind kind = Pass::Kind::kForward;
+  ActionKind kind = ActionKind::kForward;  ///< one of kPassKinds, or kReduce
   int64_t micro_batch = Action::kOnceAStep;
   bool last = false;  ///< kBackward: gradients are complete with it, and are reduced meanwhile
 };

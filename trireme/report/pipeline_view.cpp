@@ -16,6 +16,7 @@ namespace trireme::report {
 namespace {
 
 using OrderedJson = nlohmann::ordered_json;
+using plan::ActionKind;
 using plan::IdleCause;
 using plan::PipelineReport;
 using plan::RankUse;
@@ -24,17 +25,12 @@ using plan::StageEvent;
 using plan::StageEvents;
 using plan::StagePass;
 using plan::StepUse;
-using EventKind = StageEvent::Kind;
 
 /// Which of its stages a rank runs in this pass, from 0.
 int64_t chunk_of(const Schedule& schedule, const StagePass& pass) {
   if (schedule.placement == plan::Placement::kTwoWays)
     return pass.micro_batch < schedule.micro_batches / 2 ? 0 : 1;
   return pass.stage / static_cast<int64_t>(schedule.ranks.size());
-}
-
-StagePass pass_of(const StageEvent& event) {
-  return {static_cast<StagePass::Kind>(event.kind), event.stage, event.micro_batch};
 }
 
 std::string percent(double part, double whole) {
@@ -156,7 +152,7 @@ OrderedJson to_json(const StepUse& use, bool with_causes) {
 std::vector<Bar> bars_of(const Schedule& schedule, const std::vector<StageEvent>& events) {
   std::vector<Bar> bars;
   for (const StageEvent& event : events) {
-    if (event.is_pass()) bars.push_back(bar_of(schedule, pass_of(event), 1e3 * event.begin, 1e3 * event.end));
+    if (event.is_pass()) bars.push_back(bar_of(schedule, event.pass(), 1e3 * event.begin, 1e3 * event.end));
   }
   return bars;
 }
@@ -231,7 +227,7 @@ class Trace {
   }
   void add(size_t rank, const StageEvent& event, bool measured) {
     if (event.is_pass()) {
-      slice(passes_of(rank), plan::to_text(pass_of(event)), pass_kinds()[static_cast<size_t>(event.kind)],
+      slice(passes_of(rank), plan::to_text(event.pass()), pass_kinds()[plan::pass_index(event.kind)],
             event.begin, event.end, {{"stage", event.stage}, {"micro_batch", event.micro_batch}});
       return;
     }
@@ -239,13 +235,13 @@ class Trace {
     const std::string message =
         fmt::format("{}{}{}", event.stage, plan::letter_of(event.message), event.micro_batch);
     switch (event.kind) {
-      case EventKind::kSend:
+      case ActionKind::kSend:
         return slice(passes_of(rank) + 1, "send " + message, "send", event.begin, event.end,
                      {{"bytes", event.bytes}});
-      case EventKind::kWait:
+      case ActionKind::kRecv:
         return slice(passes_of(rank) + 1, "wait for " + message, "wait", event.begin, event.end, {});
       default:
-        return slice(passes_of(rank) + 1, event.kind == EventKind::kReduce ? "reduce" : "update", "update",
+        return slice(passes_of(rank) + 1, event.kind == ActionKind::kReduce ? "reduce" : "update", "update",
                      event.begin, event.end, {});
     }
   }
@@ -256,9 +252,9 @@ class Trace {
       if (!event.is_pass()) continue;
       double& mine = held[{event.stage, event.micro_batch}];
       const double before = mine;
-      mine = event.kind == EventKind::kForward         ? std::max(0.0, event.bytes)
-             : event.kind == EventKind::kBackwardInput ? std::clamp(mine + event.bytes, 0.0, mine)
-                                                       : 0.0;
+      mine = event.kind == ActionKind::kForward         ? std::max(0.0, event.bytes)
+             : event.kind == ActionKind::kBackwardInput ? std::clamp(mine + event.bytes, 0.0, mine)
+                                                        : 0.0;
       sum += mine - before;
       out_.push_back({{"ph", "C"},
                       {"name", fmt::format("activations of rank {}", rank)},
@@ -310,16 +306,16 @@ Bar bar_of(const Schedule& schedule, const StagePass& pass, double begin, double
   std::string label = plan::to_text(pass);
   const bool of_head = schedule.is_head_part(pass.stage);
   if (of_head) {
-    const bool forward = pass.kind == StagePass::Kind::kForward;
+    const bool forward = pass.kind == ActionKind::kForward;
     label = fmt::format("{}{}", forward ? "H" : "h", pass.micro_batch);
   } else if (stages <= 2) {
-    label = label.substr(label.find_first_of("FBIW"));
+    label = label.substr(label.find_first_not_of("0123456789"));
     if (chunk == 1) label[0] = static_cast<char>(std::tolower(label[0]));
   }
   return {.begin = begin,
           .end = end,
           .label = std::move(label),
-          .kind = static_cast<size_t>(pass.kind),
+          .kind = plan::pass_index(pass.kind),
           .shade = of_head ? 0.75 : static_cast<double>(chunk) / static_cast<double>(stages)};
 }
 
