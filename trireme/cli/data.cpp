@@ -112,7 +112,7 @@ void add_get(CLI::App& data, Front& front) {
   verb->add_option("--from", options->from, "URL of a mirror folder with the same files")->option_text("URL");
   verb->footer(
       "Prints size and licence first. An interrupted download continues where it stopped; files that are\n"
-      "complete are not downloaded again. Needs the programs curl and tar.\n"
+      "complete are not downloaded again. Needs curl, tar and sha256sum.\n"
       "Example:\n"
       "  trireme data get cifar10");
   verb->callback([options, &front] { front.action = [options, &front] { return get(*options, front); }; });

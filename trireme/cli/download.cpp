@@ -9,7 +9,6 @@
 
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
-#include "trireme/base/sha256.h"
 #include "trireme/base/text.h"
 #include "trireme/cli/child.h"
 #include "trireme/cli/words.h"
@@ -23,12 +22,13 @@ constexpr double kMostSeconds = 86400.0;
 // curl's exit codes (man curl).
 constexpr int kNoRanges = 33, kHttpError = 22;
 
-std::string find_program(const std::string& name, const Environment& environment) {
+std::string find_program(const std::string& name, const std::string& package,
+                         const Environment& environment) {
   for (const std::string& folder : split(environment.get("PATH").value_or("/usr/bin:/bin"), ':')) {
     const std::string path = folder + "/" + name;
     if (!folder.empty() && ::access(path.c_str(), X_OK) == 0) return path;
   }
-  throw EnvironmentError("[cli.data] the program '{0}' is not on PATH; apt install {0}", name);
+  throw EnvironmentError("[cli.data] the program '{}' is not on PATH; apt install {}", name, package);
 }
 
 /// -1: there is none.
@@ -38,15 +38,19 @@ int64_t size_of(const std::string& path) {
   return error ? -1 : static_cast<int64_t>(size);
 }
 
-std::string sum_of(const std::string& path) {
-  Sha256 sum;
-  const MappedFile file(path);
-  sum.update(file.bytes().data(), file.bytes().size());
-  return sum.digest();
+/// SHA-256 in hex digits, by GNU coreutils. With --zero it leaves strange file names as they are.
+std::string sum_of(const std::string& path, const Environment& environment) {
+  const ChildOutput output = run_child(find_program("sha256sum", "coreutils", environment),
+                                       {"--zero", "--", path}, environment, kMostSeconds);
+  if (output.exit_code != 0) {
+    throw EnvironmentError("[cli.data] the checksum of {} cannot be computed ({})", path,
+                           last_line(output.err, "sha256sum printed nothing"));
+  }
+  return output.out.substr(0, output.out.find(' '));
 }
 
-bool is_right(const Remote& remote, const std::string& path) {
-  return size_of(path) == remote.bytes && sum_of(path) == remote.sha256;
+bool is_right(const Remote& remote, const std::string& path, const Environment& environment) {
+  return size_of(path) == remote.bytes && sum_of(path, environment) == remote.sha256;
 }
 
 ChildOutput run_curl(const std::string& curl, const Remote& remote, const std::string& part,
@@ -62,9 +66,9 @@ ChildOutput run_curl(const std::string& curl, const Remote& remote, const std::s
 }  // namespace
 
 void download(const Remote& remote, const std::string& path, const Environment& environment) {
-  if (is_right(remote, path)) return;
+  if (is_right(remote, path, environment)) return;
   make_directories(fs::absolute(path).parent_path().string());
-  const std::string curl = find_program("curl", environment);
+  const std::string curl = find_program("curl", "curl", environment);
   const std::string part = path + ".part";
   if (size_of(part) > remote.bytes) fs::remove(part);
   if (size_of(part) < remote.bytes) {
@@ -81,8 +85,9 @@ void download(const Remote& remote, const std::string& path, const Environment& 
           remote.url, last_line(output.err, "curl printed nothing"), path, remote.bytes, remote.sha256);
     }
   }
-  if (!is_right(remote, part)) {
-    const std::string found = fmt::format("{} bytes with SHA-256 {}", size_of(part), sum_of(part));
+  if (!is_right(remote, part, environment)) {
+    const std::string found =
+        fmt::format("{} bytes with SHA-256 {}", size_of(part), sum_of(part, environment));
     fs::remove(part);
     throw DataError("[cli.data] {} is not the expected file: got {} instead of {} bytes with SHA-256 {}",
                     remote.url, found, remote.bytes, remote.sha256);
@@ -97,7 +102,7 @@ void unpack(const std::string& archive, const std::string& folder, const std::st
   if (::mkdtemp(name.data()) == nullptr)
     throw EnvironmentError("[cli.data] cannot create a folder in {}: {}", parent, errno_text(errno));
   const ChildOutput output =
-      run_child(find_program("tar", environment), {"-xzf", archive, "-C", name, "--no-same-owner"},
+      run_child(find_program("tar", "tar", environment), {"-xzf", archive, "-C", name, "--no-same-owner"},
                 environment, kMostSeconds);
   std::error_code error;
   if (output.exit_code == 0) fs::rename(fs::path(name) / folder, target, error);
