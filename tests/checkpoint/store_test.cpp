@@ -349,8 +349,14 @@ TEST(Store, BesideARunThatPrunesNothingIsDamaged) {
   });
   const Folder folder(scratch.path("checkpoints"));
   for (int round = 0; round < 200; ++round) {
-    for (const Listed& listed : list_checkpoints(folder))
+    for (const Listed& listed : list_checkpoints(folder)) {
       EXPECT_TRUE(listed.commit) << listed.problem << ": not while it is written either";
+      try {
+        open_source(folder.path_of(listed.name));
+      } catch (const EnvironmentError& error) {
+        EXPECT_NE(std::string(error.what()).find("was removed meanwhile"), std::string::npos) << error.what();
+      }
+    }
     const Newest newest = newest_checkpoint(folder);
     EXPECT_EQ(newest.damaged, 0) << newest.passed_over.front();
     ASSERT_NE(newest.checkpoint, nullptr);

@@ -22,22 +22,26 @@ constexpr int64_t kMaxCommitBytes = 4096;
                   printable_line(what));
 }
 
-/// Returns the result of `body`. Damage that it finds because the folder is being removed is not reported as
-/// such.
+/// Returns the result of `body`. What it fails at because the folder is being removed is not reported as
+/// damage or as a failure of the file system.
 template <typename Body>
 auto unless_removed(const Folder& folder, const Body& body) {
   try {
     return body();
-  } catch (const DataError&) {
+  } catch (const Error&) {
     if (folder.is_in_place()) throw;
     throw Removed(folder.path());
   }
 }
 
 Folder existing(const std::string& path) {
-  std::error_code error;
-  if (!std::filesystem::exists(path, error) && !error) throw Removed(path);
-  return Folder(path);
+  try {
+    return Folder(path);
+  } catch (const EnvironmentError&) {
+    std::error_code error;
+    if (!std::filesystem::exists(path, error) && !error) throw Removed(path);
+    throw;
+  }
 }
 
 Commit read_commit(const Folder& folder) {

@@ -25,7 +25,7 @@ class Removed : public EnvironmentError {
             path) {}
 };
 
-/// Every function throws Removed in place of DataError once the folder is no longer at its path.
+/// Every function throws Removed in place of other errors once the folder is no longer at its path.
 class Checkpoint {
  public:
   /// Reads commit and index, and proves that the pieces cover every tensor once. Throws DataError when they

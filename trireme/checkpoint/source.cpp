@@ -116,12 +116,13 @@ int64_t SourceTensor::bytes() const {
 std::unique_ptr<Source> open_source(const std::string& path) {
   std::error_code error;
   refuse_pickle(path);
-  if (!std::filesystem::exists(path, error))
+  const std::filesystem::file_status status = std::filesystem::status(path, error);
+  if (!std::filesystem::exists(status))
     throw EnvironmentError("[checkpoint.source] {} is not there, or was removed meanwhile; check the path",
                            path);
+  if (!std::filesystem::is_directory(status)) return std::make_unique<FileSource>(path);
   if (is_model_folder(path)) return open_model_folder(path);
-  if (std::filesystem::is_directory(path, error)) return std::make_unique<CheckpointSource>(path);
-  return std::make_unique<FileSource>(path);
+  return std::make_unique<CheckpointSource>(path);
 }
 
 void read_both(const Source& a, const std::string& tensor_of_a, const Source& b,

@@ -141,11 +141,10 @@ pid_t fork_sibling() {
   }
   if (::prctl(PR_GET_TID_ADDRESS, &thread_id) != 0) return -1;
   ::syscall(SYS_get_robust_list, 0, &robust_list, &robust_size);
-  clone_args args{};
-  args.flags =
-      CLONE_PARENT | CLONE_CHILD_SETTID | CLONE_CHILD_CLEARTID;  // ends with the server's own SIGCHLD
-  args.child_tid = reinterpret_cast<uint64_t>(thread_id);
-  const auto pid = static_cast<pid_t>(::syscall(SYS_clone3, &args, sizeof args));
+  // Not clone3(), which containers refuse. It ends with the server's own SIGCHLD.
+  constexpr unsigned long kFlags = CLONE_PARENT | CLONE_CHILD_SETTID | CLONE_CHILD_CLEARTID;
+  // Architectures differ in which of the last two is the child's thread id; the other one is not read.
+  const auto pid = static_cast<pid_t>(::syscall(SYS_clone, kFlags, nullptr, nullptr, thread_id, thread_id));
   if (pid == 0) ::syscall(SYS_set_robust_list, robust_list, robust_size);
   return pid;
 }
