@@ -1,5 +1,6 @@
 #include "trireme/plan/text_file.h"
 
+#include <array>
 #include <fstream>
 
 #include "trireme/base/error.h"
@@ -9,15 +10,18 @@ namespace trireme::plan {
 
 std::string read_text_file(const std::string& path, size_t limit) {
   std::ifstream file(path, std::ios::binary);
-  std::string text(limit + 1, '\0');
-  file.read(text.data(), static_cast<std::streamsize>(text.size()));
+  std::string text;
+  std::array<char, size_t{1} << 16> block{};
+  do {
+    file.read(block.data(), block.size());
+    text.append(block.data(), static_cast<size_t>(file.gcount()));
+    if (text.size() > limit) {
+      throw ConfigError(
+          "[plan.text_file] '{}' has more than {} bytes, the limit for such a file; give another file", path,
+          limit);
+    }
+  } while (file.good());
   if (!file.is_open() || file.bad()) return read_file(path);  // says what is wrong with it
-  if (!file.eof()) {
-    throw ConfigError(
-        "[plan.text_file] '{}' has more than {} bytes, the limit for such a file; give another file", path,
-        limit);
-  }
-  text.resize(static_cast<size_t>(file.gcount()));
   return text;
 }
 
