@@ -8,8 +8,11 @@
 
 #include "tests/cli/front_process.h"
 #include "trireme/base/clock.h"
+#include "trireme/base/env.h"
+#include "trireme/base/file.h"
 #include "trireme/checkpoint/index.h"
 #include "trireme/cli/request.h"
+#include "trireme/plan/config.h"
 
 namespace trireme::cli {
 namespace {
@@ -41,6 +44,34 @@ void prepare_checkpoint(const FrontProcess& front, int64_t step, int64_t generat
   write_file_atomic(folder + "/COMMIT.json",
                     checkpoint::format_commit(
                         {.step = step, .generation = generation, .index_bytes = 0, .index_digest = 0}));
+}
+
+/// Where the config that an attempt's ranks were given has its step program.
+std::string program_of(const FrontProcess& front, int64_t attempt) {
+  return plan::load({.path = "", .text = request_of(front, 0, attempt).config, .overrides = {}},
+                    Environment())
+      .config.train.step_program;
+}
+
+TEST(Restart, FilesThatChangeMeanwhileAreThoseThatTheRunHasKept) {
+  FrontProcess front;
+  front.set_worker(
+      attempts("[ $n = 2 ] && echo other > program.txt\n"
+               "[ $n = 3 ] && rm program.txt\n"
+               "[ $n = 4 ] && exit 0\n"
+               "kill -9 $$"));
+  const Words print = {"plan", "step", "--text", "--all-ranks", "--device=cpu", "--train.steps=9"};
+  const std::string printed = front.run(print).out;
+  write_file_atomic(front.file("program.txt"), printed);
+  const Outcome outcome =
+      front.run(kRun + Words{"-n", "1", "--max-restarts", "3", "--train.step_program=program.txt"});
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  const std::string copy = front.file(request_of(front, 0, 1).run_dir + "/step_program.txt");
+  for (const int64_t attempt : {1, 2}) EXPECT_EQ(program_of(front, attempt), front.file("program.txt"));
+  for (const int64_t attempt : {3, 4}) EXPECT_EQ(program_of(front, attempt), copy);
+  EXPECT_EQ(read_file(copy), printed);
+  EXPECT_NE(outcome.err.find("has changed since the run began; using the run's copy"), std::string::npos)
+      << outcome.err;
 }
 
 TEST(Restart, ARankThatIsKilledStartsAllRanksAgainInTheSameRun) {

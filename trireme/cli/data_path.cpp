@@ -92,6 +92,21 @@ void check_cache_folder(const plan::Config& config, const Environment& environme
       folder, error ? fmt::format(" ({})", error.message()) : std::string());
 }
 
+bool use_copy_of_changed(const plan::ConfigFile& kept, plan::Config& config, const std::string& copy,
+                         const std::string& text) {
+  std::string& file = kept.path(config);
+  std::string there;
+  try {
+    there = kept.text(config);
+  } catch (const ConfigError&) {
+    there.clear();  // another one, too
+  }
+  if (there == text) return false;
+  log_info("{} {} has changed since the run began; using the run's copy {}", kept.key, file, copy);
+  file = copy;
+  return true;
+}
+
 namespace {
 
 void settle(const plan::ConfigFile& kept, plan::ResolvedConfig& resolved, const std::string& config_file) {
@@ -99,19 +114,11 @@ void settle(const plan::ConfigFile& kept, plan::ResolvedConfig& resolved, const 
   if (file.empty()) return;
   file = fs::absolute(file).lexically_normal().string();
   if (config_file.empty()) return;
-  const fs::path folder = fs::absolute(config_file).parent_path(), copy = folder / kept.kept_as;
+  const fs::path folder = fs::absolute(config_file).parent_path(),
+                 copy = (folder / kept.kept_as).lexically_normal();
   const bool from_run = fs::exists(folder / "manifest.json") && fs::exists(copy) &&
                         resolved.origins.at(kept.key).starts_with(config_file + ":");
-  if (!from_run || file == copy.lexically_normal()) return;
-  std::string there;
-  try {
-    there = kept.text(resolved.config);
-  } catch (const ConfigError&) {
-    there.clear();  // another one, too
-  }
-  if (there == read_file(copy.string())) return;
-  log_info("{} {} has changed since the run began; using the run's copy {}", kept.key, file, copy.string());
-  file = copy.lexically_normal().string();
+  if (from_run) use_copy_of_changed(kept, resolved.config, copy.string(), read_file(copy.string()));
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 
 #include "trireme/base/env.h"
 #include "trireme/plan/config.h"
+#include "trireme/plan/config_files.h"
 
 namespace trireme::cli {
 
@@ -19,5 +20,10 @@ void check_cache_folder(const plan::Config& config, const Environment& environme
 /// Makes the paths of plan::config_files() absolute likewise. Where `config_file` is that of a run, and names
 /// a file that is gone or is another one by now, the run's own copy counts.
 void settle_kept_files(plan::ResolvedConfig& resolved, const std::string& config_file);
+
+/// Whether the file that `config` names for `kept` is gone or has no longer this `text`. If so, says that,
+/// and from now on `config` names the run's `copy`.
+bool use_copy_of_changed(const plan::ConfigFile& kept, plan::Config& config, const std::string& copy,
+                         const std::string& text);
 
 }  // namespace trireme::cli

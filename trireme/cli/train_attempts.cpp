@@ -16,6 +16,7 @@
 #include "trireme/base/text.h"
 #include "trireme/checkpoint/store.h"
 #include "trireme/cli/child.h"
+#include "trireme/cli/data_path.h"
 #include "trireme/launch/crash_report.h"
 #include "trireme/launch/exits.h"
 #include "trireme/launch/restarts.h"
@@ -107,6 +108,7 @@ class Attempts {
   bool goes_again(const launch::JobEnd& end);
   void note_progress();
   void go_on();
+  void keep_to_files();
   int code_of_stop(int signal) const;
   int stopped(int signal, const launch::JobEnd& end);
   void write(const char* problem, std::function<void()> write);
@@ -209,7 +211,24 @@ void Attempts::note_progress() {
     request_.resume_from.clear();
 }
 
+/// Ranks read the files that the config names. What has become of them since the command began is not for
+/// this run.
+void Attempts::keep_to_files() {
+  plan::ResolvedConfig resolved =
+      plan::load({.path = "", .text = request_.config, .overrides = {}}, Environment());
+  bool changed = false;
+  for (const plan::ConfigFile& file : plan::config_files()) {
+    const auto kept = manifest_.files.find(file.kept_as);
+    const auto copy = std::filesystem::absolute(directory_.file(file.kept_as)).lexically_normal();
+    if (kept != manifest_.files.end() &&
+        use_copy_of_changed(file, resolved.config, copy.string(), kept->second))
+      changed = true;
+  }
+  if (changed) request_.config = plan::to_yaml(resolved, true);
+}
+
 void Attempts::go_on() {
+  keep_to_files();
   request_.resume = true;
   request_.attempt = 0;  // begun here, in its turn
   try {
