@@ -7,6 +7,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <csignal>
 #include <cstdio>
@@ -41,8 +42,14 @@ std::string variable(const std::string& name) {
   return value == nullptr ? "(unset)" : value;
 }
 
+/// In many short sleeps: a sanitizer keeps a signal that comes just before a sleep until that is over.
 void sleep_seconds(const std::string& text) {
-  std::this_thread::sleep_for(std::chrono::duration<double>(std::stod(text)));
+  using Clock = std::chrono::steady_clock;
+  const auto end = Clock::now() + std::chrono::duration_cast<Clock::duration>(
+                                      std::chrono::duration<double>(std::stod(text)));
+  constexpr auto kShort = std::chrono::milliseconds(20);
+  for (auto now = Clock::now(); now < end; now = Clock::now())
+    std::this_thread::sleep_for(std::min<Clock::duration>(end - now, kShort));
 }
 
 int signal_of(const std::string& name) {
