@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """How long it takes many ranks on one machine to start, as a JSON file.
 
-    bench/starts.py [--ranks 2,8,64] [--rounds 5] [--bin TRIREME] [--other TRIREME] --out FILE
+    bench/starts.py [--ranks 2,8,64] [--rounds 5] [--bin TRIREME] [--other TRIREME --other-commit HASH] --out FILE
 
 Starts `gpt-tiny` on CPUs, one sequence a rank, for two steps. `first_step_s` is the time from starting the command
 to the line that reports its first step, `whole_s` until it has ended. With --other, another build takes turns.
@@ -42,10 +42,14 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--bin", default=str(ROOT / "build/release/bin/trireme"))
     parser.add_argument("--other", help="another build's trireme")
+    parser.add_argument("--other-commit", help="commit to record of it")
     parser.add_argument("--timeout", type=float, default=120.0, help="seconds that one run may take")
     parser.add_argument("--commit", help="commit to record, if the sources are not in a repository")
     parser.add_argument("--out", type=Path, required=True)
-    return parser.parse_args()
+    options = parser.parse_args()
+    if options.other and not options.other_commit:
+        parser.error("--other wants --other-commit: a number without its commit says nothing")
+    return options
 
 
 def main() -> int:
@@ -57,7 +61,7 @@ def main() -> int:
             return EXIT_ENVIRONMENT
     result = {"benchmark": "starts", "command": "bench/starts.py " + " ".join(sys.argv[1:]),
               **describe_commit(options.commit), "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-              "machine": describe_machine(sys.executable), "cases": []}
+              "machine": describe_machine(sys.executable), "other_commit": options.other_commit, "cases": []}
     code = 0
     for ranks in map(int, options.ranks.split(",")):
         starts: dict[str, list[dict]] = {name: [] for name in builds}

@@ -52,7 +52,7 @@ say_room() {
   if $2; then
     grep '^\[  PASSED' "$log"
   else
-    grep -E -A 40 'WARNING: ThreadSanitizer|^\[  FAILED' "$log" | head -n 200 || tail -n 100 "$log"
+    grep -E -A 40 'WARNING: ThreadSanitizer|: Failure$|^\[  FAILED' "$log" | head -n 200 || tail -n 100 "$log"
   fi
 }
 

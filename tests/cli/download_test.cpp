@@ -25,7 +25,7 @@ std::string numbers(size_t bytes) {
   return text;
 }
 
-/// Of numbers(200000), by Python's hashlib.
+/// The digest of numbers(200000), by Python's hashlib.
 constexpr const char* kDigest = "3a2f63d247d47ad570d386e59f55b7602c744fca0353a0667ed4ca40adf99f42";
 
 class Download : public ::testing::Test {

@@ -46,7 +46,7 @@ void prepare_checkpoint(const FrontProcess& front, int64_t step, int64_t generat
                         {.step = step, .generation = generation, .index_bytes = 0, .index_digest = 0}));
 }
 
-/// Where the config that an attempt's ranks were given has its step program.
+/// The path of the step program in the config that an attempt's ranks were given.
 std::string program_of(const FrontProcess& front, int64_t attempt) {
   return plan::load({.path = "", .text = request_of(front, 0, attempt).config, .overrides = {}},
                     Environment())

@@ -129,7 +129,7 @@ TEST_P(LinkProcesses, AFrozenPeerHoldsNobodyPastTheDeadline) {
   };
   const double started = monotonic_seconds();
   EXPECT_EQ(fork_ranks(2, body, 30.0), (Codes{0, -SIGKILL}));
-  EXPECT_LT(monotonic_seconds() - started, 20.0) << "leaving ends, too";
+  EXPECT_LT(monotonic_seconds() - started, 14.0) << "leaving ends, too";
 }
 
 TEST(LinkProcesses, TwoHostsThatLoseEachOtherBothEnd) {
@@ -154,17 +154,17 @@ TEST(LinkProcesses, TwoHostsThatLoseEachOtherBothEnd) {
       hosts.part();
       link->send(numbers(1, 16 * kMebibyte));
       return expect_comm_error([&] { link->flush(); }, {"send #2", "gave up waiting for rank 1"},
-                               kDeadline_s + 8.0);
+                               kDeadline_s + 3.5);
     }
     link->post(at::empty({4}, at::kInt));
     link->wait();
     link->post(at::empty({16 * kMebibyte}, at::kInt));
     return expect_comm_error([&] { link->wait(); }, {"recv #2", "gave up waiting for rank 0"},
-                             kDeadline_s + 8.0);
+                             kDeadline_s + 3.5);
   };
   const double started = monotonic_seconds();
   EXPECT_EQ(fork_ranks(2, body), (Codes{0, 0}));
-  EXPECT_LT(monotonic_seconds() - started, 20.0) << "leaving ends, too";
+  EXPECT_LT(monotonic_seconds() - started, 14.0) << "leaving ends, too";
 }
 
 }  // namespace

@@ -30,7 +30,8 @@ class Gate {
   Descriptor event_;
 };
 
-/// 0 when `call` throws a CommError with all `words` within `limit_s`; says on stderr what is missing.
+/// 0 when `call` throws a CommError with all `words` within `limit_s`, in which this process could run; says
+/// on stderr what is missing.
 int expect_comm_error(const std::function<void()>& call, const std::vector<std::string>& words,
                       double limit_s);
 

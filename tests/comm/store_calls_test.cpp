@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <latch>
 #include <numeric>
 #include <thread>
 
@@ -57,10 +58,13 @@ Counts calls_of_reports(int64_t size) {
   for (int64_t rank = 0; rank < size; ++rank) comm::ProgressBoard::enter(*store, rank);
   store->take_counts();
   std::vector<std::thread> threads;
+  std::latch all_here(size);
   for (int64_t rank = 0; rank < size; ++rank) {
     threads.emplace_back([&, rank] {
       comm::ProgressBoard board(store, rank);
-      EXPECT_FALSE(board.report_failure({"all_reduce", 7, "dp"}, ranks_below(size)).text.empty());
+      all_here.arrive_and_wait();
+      const std::string text = board.report_failure({"all_reduce", 7, "dp"}, ranks_below(size)).text;
+      EXPECT_NE(text.find("in it too"), std::string::npos) << text;
     });
   }
   for (std::thread& thread : threads) thread.join();

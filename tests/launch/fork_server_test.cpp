@@ -9,7 +9,7 @@
 namespace trireme::launch {
 namespace {
 
-/// What each rank prints.
+/// The output of each rank.
 std::vector<std::string> lines_by_rank(const LocalJob& job, const TempDir& dir) {
   std::vector<std::string> lines;
   for (int64_t rank = 0; rank < job.ranks; ++rank)

@@ -26,7 +26,7 @@ namespace {
 
 int exit_code_on_signal = 0;
 
-/// Of the process that has loaded the program, which is this one unless it is a fork of that.
+/// The process that has loaded the program: this one, unless it is a fork of that.
 const pid_t loaded_by = ::getpid();
 
 void put(int fd, std::string_view bytes) {
@@ -42,7 +42,7 @@ std::string variable(const std::string& name) {
   return value == nullptr ? "(unset)" : value;
 }
 
-/// In many short sleeps: a sanitizer keeps a signal that comes just before a sleep until that is over.
+/// Sleeps in many short pieces: a sanitizer keeps a signal that comes just before a sleep until that is over.
 void sleep_seconds(const std::string& text) {
   using Clock = std::chrono::steady_clock;
   const auto end = Clock::now() + std::chrono::duration_cast<Clock::duration>(

@@ -219,10 +219,9 @@ void Attempts::keep_to_files() {
   bool changed = false;
   for (const plan::ConfigFile& file : plan::config_files()) {
     const auto kept = manifest_.files.find(file.kept_as);
+    if (kept == manifest_.files.end()) continue;
     const auto copy = std::filesystem::absolute(directory_.file(file.kept_as)).lexically_normal();
-    if (kept != manifest_.files.end() &&
-        use_copy_of_changed(file, resolved.config, copy.string(), kept->second))
-      changed = true;
+    if (use_copy_of_changed(file, resolved.config, copy.string(), kept->second)) changed = true;
   }
   if (changed) request_.config = plan::to_yaml(resolved, true);
 }

@@ -29,7 +29,7 @@ namespace {
 constexpr const char* kVariable = "TRIREME_FORK_SERVER_FD";
 constexpr size_t kMostDescriptors = 16;
 
-/// What stands before a request's text; the descriptors travel with it.
+/// The fixed part of a request, ahead of its text; the descriptors travel with it.
 struct Head {
   uint64_t text_bytes = 0;
   sigset_t mask{};
@@ -37,7 +37,7 @@ struct Head {
   std::array<int32_t, kMostDescriptors> numbers{};  ///< that they have in the child
 };
 
-/// What a child is to be.
+/// The environment, descriptors and mask that a child is to have.
 struct Request {
   Head head;
   std::vector<Descriptor> descriptors;

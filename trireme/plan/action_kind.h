@@ -1,5 +1,5 @@
 #pragma once
-// What an action of a step does; passes of schedules and events of pipelines are of the same kinds.
+// The kinds of actions of a step; passes of schedules and events of pipelines are of the same kinds.
 #include <algorithm>
 #include <array>
 #include <string_view>
