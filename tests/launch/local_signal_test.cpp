@@ -14,6 +14,8 @@ namespace {
 /// Starts the job and waits until each rank has passed its step "pid-file".
 class SignalTest : public ::testing::Test {
  protected:
+  void SetUp() override { std::signal(SIGHUP, SIG_DFL); }  // the tests themselves may run under nohup
+
   LocalJob job_of(int64_t ranks, std::vector<std::string> before, std::vector<std::string> after) {
     before.push_back("pid-file=" + dir_.file("rank-%r"));
     before.insert(before.end(), after.begin(), after.end());
@@ -100,6 +102,17 @@ TEST_F(LocalSignal, IsPassedOnAsItCame) {
   EXPECT_EQ(code_of({"trap=USR1 75"}, SIGUSR1), 75);
   for (const int number : {SIGHUP, SIGUSR1})
     EXPECT_EQ(code_of({}, number), 128 + number) << "of programs without handlers";
+}
+
+TEST_F(LocalSignal, UnderNohupAHangupStopsNothing) {
+  std::signal(SIGHUP, SIG_IGN);
+  const LocalJob job = job_of(2, {}, {"sleep=0.3", "out=went on"});
+  JobProcess process(job);
+  wait_for_ranks(job);
+  process.signal(SIGHUP);
+  const Outcome outcome = process.wait();
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_EQ(outcome.out, "went on\n");
 }
 
 TEST_F(LocalSignal, SigusrOneOfAProgramIsItsOwnAndStopsNothing) {

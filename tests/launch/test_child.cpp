@@ -7,7 +7,6 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <chrono>
 #include <csignal>
 #include <cstdio>
@@ -42,14 +41,8 @@ std::string variable(const std::string& name) {
   return value == nullptr ? "(unset)" : value;
 }
 
-/// Sleeps in many short pieces: a sanitizer keeps a signal that comes just before a sleep until that is over.
 void sleep_seconds(const std::string& text) {
-  using Clock = std::chrono::steady_clock;
-  const auto end = Clock::now() + std::chrono::duration_cast<Clock::duration>(
-                                      std::chrono::duration<double>(std::stod(text)));
-  constexpr auto kShort = std::chrono::milliseconds(20);
-  for (auto now = Clock::now(); now < end; now = Clock::now())
-    std::this_thread::sleep_for(std::min<Clock::duration>(end - now, kShort));
+  std::this_thread::sleep_for(std::chrono::duration<double>(std::stod(text)));
 }
 
 int signal_of(const std::string& name) {
