@@ -186,10 +186,37 @@ TEST(BoundedStore, ALowerLimitEndsTheCallUnderWay) {
   const double started = monotonic_seconds();
   std::thread caller([&] { EXPECT_THROW(store->check({"a"}), c10::DistNetworkError); });
   std::this_thread::sleep_for(200ms);
-  store->limit_answer(0.3);
+  store->limit_rest(0.3, 60.0);
   caller.join();
   EXPECT_LT(monotonic_seconds() - started, 30.0) << "far below the 60 s that it began with";
   inner->thaw();
+}
+
+/// Each of its calls takes a while.
+class SlowStore final : public test::HookedStore {
+ public:
+  c10::intrusive_ptr<c10d::Store> clone() override {
+    return c10::intrusive_ptr<c10d::Store>::unsafe_reclaim_from_nonowning(this);
+  }
+
+ protected:
+  void before_call(const std::string&) override { std::this_thread::sleep_for(100ms); }
+};
+
+TEST(BoundedStore, CallsThatFollowEachOtherHaveOneLimitTogether) {
+  const auto inner = c10::make_intrusive<SlowStore>();
+  const auto store = c10::make_intrusive<BoundedStore>(
+      [inner]() -> c10::intrusive_ptr<c10d::Store> { return inner; }, 5.0, 60.0);
+  store->limit_rest(60.0, 0.5);
+  int answered = 0;
+  const auto ask = [&] {
+    while (answered < 20) {
+      store->check({"a"});
+      ++answered;
+    }
+  };
+  EXPECT_THROW(ask(), c10::DistNetworkError);
+  EXPECT_LE(answered, 5) << "of 0.1 s each";
 }
 
 TEST(BoundedStore, OpeningThatNeverEndsIsGivenUp) {

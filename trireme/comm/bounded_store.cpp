@@ -11,13 +11,16 @@
 #include <thread>
 #include <utility>
 
+#include "trireme/base/clock.h"
 #include "trireme/comm/name_server.h"
 
 namespace trireme::comm {
 namespace {
 
-/// A process that was stopped for a while counts at most one of these as its own waiting.
 constexpr double kSlice_s = 0.1;
+/// A process that was stopped for a while counts at most this as its own waiting. A thread that got its core
+/// late has waited all the same.
+constexpr double kLongestSlice_s = 2 * kSlice_s;
 
 double seconds(std::chrono::milliseconds time) {
   return std::chrono::duration<double>(time).count();
@@ -114,17 +117,22 @@ void BoundedStore::follow(Pulse pulse, double longest_s) {
   longest_s_ = std::max(longest_s, kStoreSilence_s);
 }
 
-void BoundedStore::limit_answer(double answer_s) {
-  longest_s_ = pulse_ ? 2 * answer_s : answer_s;
-  answer_s_ = answer_s;
+void BoundedStore::limit_rest(double silence_s, double all_s) {
+  answer_s_ = silence_s;
+  rest_s_ = all_s;
 }
 
 /// The limits may change while this waits. Silence counts from when the answer is due, `wait_s` from now.
 template <typename Result>
-bool BoundedStore::is_ready_within(std::future<Result>& answer, double wait_s) const {
-  double heard = wait_s, beat = pulse_ ? pulse_() : 0.0;
-  for (double waited = 0.0; waited < std::min(heard + answer_s_, wait_s + longest_s_); waited += kSlice_s) {
-    if (answer.wait_for(std::chrono::duration<double>(kSlice_s)) == std::future_status::ready) return true;
+bool BoundedStore::is_ready_within(std::future<Result>& answer, double wait_s) {
+  double waited = 0.0, heard = wait_s, beat = pulse_ ? pulse_() : 0.0;
+  while (waited < std::min(heard + answer_s_, wait_s + longest_s_) && rest_s_ > 0.0) {
+    const double before = monotonic_seconds();
+    const auto status = answer.wait_for(std::chrono::duration<double>(kSlice_s));
+    const double slice = std::min(monotonic_seconds() - before, kLongestSlice_s);
+    waited += slice;
+    rest_s_ -= slice;
+    if (status == std::future_status::ready) return true;
     const bool alive = pulse_ && waited > wait_s && pulse_() > beat;
     if (!alive) continue;
     heard = waited;

@@ -7,6 +7,7 @@
 #include <atomic>
 #include <functional>
 #include <future>
+#include <limits>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -45,9 +46,9 @@ class BoundedStore final : public c10d::Store {
   /// `longest_s` late. Clones follow it as well. No call may be under way.
   void follow(Pulse pulse, double longest_s);
 
-  /// For calls from now on, and for the one under way: the longest silence, and, where a pulse is followed,
-  /// twice as much in all.
-  void limit_answer(double answer_s);
+  /// From now on an answer is given up after `silence_s` without a sign of life, and all calls, the one under
+  /// way among them, have `all_s` together: after that the store is lost. Another limit replaces this one.
+  void limit_rest(double silence_s, double all_s);
 
   using Store::set;
   void set(const std::string& key, const std::vector<uint8_t>& value) override;
@@ -74,11 +75,12 @@ class BoundedStore final : public c10d::Store {
   template <typename Result>
   Result call(double wait_s, std::function<Result(c10d::Store&)> body);
   template <typename Result>
-  bool is_ready_within(std::future<Result>& answer, double wait_s) const;
+  bool is_ready_within(std::future<Result>& answer, double wait_s);
 
-  std::atomic<double> answer_s_;   ///< silence
-  std::atomic<double> longest_s_;  ///< in all
-  Pulse pulse_;                    ///< none: every moment without an answer is silence
+  std::atomic<double> answer_s_;                                          ///< silence
+  std::atomic<double> longest_s_;                                         ///< of one answer
+  std::atomic<double> rest_s_ = std::numeric_limits<double>::infinity();  ///< of all calls that are to come
+  Pulse pulse_;  ///< none: every moment without an answer is silence
   std::mutex calls_;
   std::shared_ptr<Line> line_;
 };

@@ -60,7 +60,8 @@ constexpr double kFarewell_s = 5.0;
 constexpr double kFarewellAfterFailure_s = 1.0;
 // Limits of store calls in reports: the launcher kills ranks a few seconds after the first failure.
 constexpr double kBoardWait_s = 0.5;
-constexpr double kReportAnswer_s = 1.5;
+constexpr double kReportSilence_s = 1.5;
+constexpr double kReportCalls_s = 3.0;               ///< all together
 constexpr size_t kMaxSharedBytes = size_t{4} << 20;  // the store refuses values above 8 MiB
 
 std::vector<int64_t> ranks_below(int64_t size) {
@@ -137,7 +138,7 @@ std::shared_ptr<ProgressBoard> make_board(const World::Seat& seat) {
         ProgressBoard::Options{.listens = !seat.device.is_cpu(),
                                .host = seat.store_host,
                                .record = seat.record,
-                               .hurry = [store] { store->limit_answer(kReportAnswer_s); }});
+                               .hurry = [store] { store->limit_rest(kReportSilence_s, kReportCalls_s); }});
   } catch (const c10::Error& error) {
     throw_if_out_of_descriptors("comm.join");
     throw CommError(
