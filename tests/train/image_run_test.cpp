@@ -241,9 +241,20 @@ TEST_F(ImageRuns, AreRefusedWhereTheModelCannotReadTheImages) {
   expect_refused("set model.image_size=8");
   config_.data.resized_crop = true;
   EXPECT_GT(train_on(1).summary.steps, 0) << "parts of them are resized";
+}
+
+TEST_F(ImageRuns, EndTheirWarmUpWithTheirLastEpoch) {
   config_.optim.warmup_steps = 13;
-  expect_refused(
-      "above the 12 steps of train.epochs=3; set optim.warmup_steps=12 or less, or train.epochs=4");
+  announce_ = true;
+  ::testing::internal::CaptureStderr();
+  train_on(2);
+  const std::string log = ::testing::internal::GetCapturedStderr();
+  EXPECT_NE(log.find("note    optim.warmup_steps=13 is cut to the 12 steps of train.epochs=3"),
+            std::string::npos)
+      << log;
+  ASSERT_EQ(recorder_.steps.size(), 12u);
+  EXPECT_DOUBLE_EQ(recorder_.steps.front().lr, config_.optim.lr / 12);
+  EXPECT_DOUBLE_EQ(recorder_.steps.back().lr, config_.optim.lr);
 }
 
 }  // namespace

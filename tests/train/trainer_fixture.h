@@ -73,7 +73,7 @@ class TrainerTest : public ::testing::Test {
     made.trace_path = (folder_ / "traces" / "rank-0.json").string();
     made.sinks = {&recorder_};
     made.sinks.insert(made.sinks.end(), more_sinks_.begin(), more_sinks_.end());
-    made.announce = false;
+    made.announce = announce_;
     made.run_ahead = run_ahead_;
     return made;
   }
@@ -98,6 +98,7 @@ class TrainerTest : public ::testing::Test {
   std::filesystem::path folder_;
   plan::Config config_;
   std::optional<bool> run_ahead_;
+  bool announce_ = false;
   Recorder recorder_;
   std::vector<Sink*> more_sinks_;
   std::atomic<int> stop_{0};

@@ -237,8 +237,11 @@ void add_optim(Table& table, OptimConfig& optim) {
       "storage of moments and momentum: 4, 2 or 1.125 bytes per value, with stochastic rounding below 4"));
   table.push_back(number("optim.lr", optim.lr, 0, "peak learning rate"));
   table.push_back(number("optim.min_lr", optim.min_lr, 0, "final learning rate of cosine and linear"));
-  table.push_back(number("optim.warmup_steps", optim.warmup_steps, 0,
-                         "steps in which the learning rate rises from 0 to its peak", kMostSteps));
+  table.push_back(
+      number("optim.warmup_steps", optim.warmup_steps, 0,
+             "steps in which the learning rate rises from 0 to its peak; cut to a run that epochs or "
+             "a later source shorten",
+             kMostSteps));
   table.push_back(choice("optim.schedule", optim.schedule, "course of the learning rate after warm-up"));
   table.push_back(
       number("optim.step_every", optim.step_every, 0,

@@ -50,7 +50,9 @@ Parts::Parts(const TrainOptions& run, std::shared_ptr<comm::World> joined, bool 
 
 void Parts::run_on(bool over_epochs) {
   runs_on = over_epochs;
-  if (config.train.epochs > 0) config.train.steps = data->steps_for(config.train.epochs, feed_options());
+  if (config.train.epochs == 0) return;
+  config.train.steps = data->steps_for(config.train.epochs, feed_options());
+  config.optim.warmup_steps = std::min(options.config.optim.warmup_steps, config.train.steps);
 }
 
 void Parts::warn_of_data() const {
@@ -144,6 +146,11 @@ void announce(const Parts& parts) {
   for (const std::string& note :
        plan::notes(parts.options.config, parts.on_gpu() ? plan::Device::kCuda : plan::Device::kCpu)) {
     log_info("note    {}", note);
+  }
+  if (const int64_t asked_for = parts.options.config.optim.warmup_steps;
+      asked_for > config.optim.warmup_steps) {
+    log_info("note    optim.warmup_steps={} is cut to the {} steps of train.epochs={}", asked_for,
+             config.train.steps, config.train.epochs);
   }
   if (!parts.on_gpu() && config.precision.compute == plan::Dtype::kBf16 && !kernels::cpu_multiplies_bf16()) {
     log_info(

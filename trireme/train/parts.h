@@ -25,7 +25,8 @@ struct Parts {
   Parts& operator=(const Parts&) = delete;
 
   /// Steps of this run go on over epochs, or do not (FeedOptions::runs_on); with epochs, it has as many steps
-  /// as that makes. Before open_feed().
+  /// as that makes, and a longer warm-up ends with them: who counts in epochs need not know how many steps
+  /// some data makes. Before open_feed().
   void run_on(bool over_epochs);
   /// Training samples that the first `steps` steps see.
   int64_t samples_in(int64_t steps) const { return data->samples_in(steps, feed_options()); }

@@ -200,19 +200,6 @@ void check_same_data(const std::vector<Word>& words, const RunData& data) {
   }
 }
 
-void check_length(const plan::Config& config, const RunData& data, const comm::Mesh& mesh) {
-  if (config.train.epochs == 0) return;
-  const int64_t batch = plan::plan_batch(config, mesh.shape).global_batch;
-  const int64_t epochs = config.train.epochs;
-  const int64_t steps = data.steps_for(epochs, {.global_batch = batch, .runs_on = begins_running_on(config)});
-  const int64_t warm_up = config.optim.warmup_steps, each = std::max<int64_t>(1, steps / epochs);
-  if (warm_up <= steps) return;
-  throw ConfigError(
-      "[train.data] optim.warmup_steps={} is above the {} steps of train.epochs={}; set "
-      "optim.warmup_steps={} or less, or train.epochs={} or more",
-      warm_up, steps, epochs, steps, (warm_up + each - 1) / each);
-}
-
 }  // namespace
 
 std::shared_ptr<const RunData> prepare_data(const TrainOptions& run, const comm::Mesh& mesh) {
@@ -228,7 +215,6 @@ std::shared_ptr<const RunData> prepare_data(const TrainOptions& run, const comm:
     const auto refusal = error_of([&] {
       check_same_data(words, *mine.data);
       mine.data->check_fits(run.config.model);
-      check_length(run.config, *mine.data, mesh);
     });
     comm::throw_together(*mesh.all, refusal, "train.data");
     return mine.data;

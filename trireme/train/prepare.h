@@ -12,8 +12,8 @@ namespace trireme::train {
 /// timeout limits the time without headway. Rank 0 logs how far it has come. Collective. Throws what
 /// open_run_data() throws on ranks that failed, comm::FailedElsewhere on the others; Stopped when a rank
 /// has been sent a signal; EnvironmentError when nothing moves; DataError on every rank when they read
-/// different data, ConfigError when the model cannot read it, or epochs of it are shorter than the warm-up. A
-/// preparation that is not completed leaves nothing in the cache.
+/// different data, ConfigError when the model cannot read it. A preparation that is not completed leaves
+/// nothing in the cache.
 std::shared_ptr<const RunData> prepare_data(const TrainOptions& run, const comm::Mesh& mesh);
 
 }  // namespace trireme::train
