@@ -41,8 +41,9 @@ constexpr const char* kLate = "passed its deadline";
 constexpr const char* kRankMissing =
     "look at the log of the missing rank, and raise the timeout if it is only slow";
 constexpr const char* kRanksDiverged =
-    "all ranks are present but ran different operations, as when one has no batch left or takes another path "
-    "through the model; all ranks must run the same units in the same order: with uneven data, validate "
+    "all ranks are present but ran different operations, as when one has no batch left, takes another path "
+    "through the model or has frozen other parameters; all ranks must run the same units in the same order: "
+    "with uneven data, validate "
     "within engine.evaluate() and train with any_rank() and shadow_micro_batch()";
 
 constexpr const char* kRankElsewhere =

@@ -230,8 +230,13 @@ double DataParallel::begin_micro_batch(double weight, at::ScalarType loss) {
   return mean_.add(weight, loss);
 }
 
+/// Where ranks that froze different parameters gather in different orders, their collectives differ before
+/// they can compare what is frozen. So these say what this rank has changed.
 void DataParallel::follow_freezing() {
-  if (completion_.follow_freezing()) programs_.follow_freezing();
+  const Completion::Flags before = completion_.trainable();
+  if (!completion_.follow_freezing()) return;
+  programs_.follow_freezing();
+  if (setting().gathers()) shared_.remark = frozen_alike_.change(before, completion_.trainable());
 }
 
 /// A hook carries over to later steps what it has not sent, so it is given means: sums could be scaled

@@ -110,6 +110,7 @@ void DataParallel::complete_gradient() {
   completion_.forget();
   if (!averages_before_hook()) settle_mean();
   complete_ = true;
+  shared_.remark.clear();
   for (const auto& unit : units_) {
     if (!unit->trainable()) unit->clear_gradients();
   }

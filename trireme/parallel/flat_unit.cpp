@@ -137,7 +137,7 @@ void FlatUnit::start_unshard(Whole form) {
   const auto gather = [&] {
     const bool has_slice = forward_slice_.defined() && forward_slice_.scalar_type() == whole.scalar_type();
     comm::Group& group = has_slice ? *groups_.after_forward : *groups_.shard;
-    const comm::Subject subject(group, name_);
+    const comm::Subject working_on(group, subject());
     if (fp8_) fp8_->refresh(*groups_.shard, master_);
     group.all_gather(whole, has_slice ? forward_slice_ : kept_shard(bytes));
   };

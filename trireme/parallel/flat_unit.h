@@ -40,6 +40,7 @@ struct Shared {
   /// computation.
   std::function<bool()> in_fp8;
   optim::GradScale before_hook = {};  ///< what gradients are multiplied by before a hook makes them smaller
+  std::string remark = {};            ///< what the step's collectives say beside the unit, for errors
   StoragePool& gradients() { return symmetric ? *symmetric : storage; }
 };
 
@@ -234,6 +235,8 @@ class FlatUnit {
   /// Where parameter `index` has its values as the module sees them, if they have memory.
   at::Tensor place_of(size_t index) const;
   bool has_values(size_t index) const { return has_storage(full_params_) || (fp8_ && fp8_->is_whole(index)); }
+  /// What a collective of a step works on, in words; ranks compare them where they share memory.
+  std::string subject() const { return name_ + shared_.remark; }
   bool in_bytes(Whole form) const { return fp8_ && form == Whole::kAsUsed && shared_.in_fp8(); }
   at::Tensor kept_shard(bool in_bytes) const;
   at::Tensor compute_copy() const;

@@ -144,7 +144,7 @@ void FlatUnit::reduce_over_ranks(at::Tensor& shard, const at::Tensor& wire) {
 }
 
 void FlatUnit::reduce(bool last_micro_batch) {
-  const comm::Subject subject(*groups_.shard, name_);
+  const comm::Subject working_on(*groups_.shard, subject());
   if (reduces_locally()) return take_local_gradients(last_micro_batch);
   if (compressor_) multiply(gradients(), shared_.before_hook);
   const at::Tensor wire = wire_gradients();
@@ -164,7 +164,7 @@ void FlatUnit::reduce(bool last_micro_batch) {
 /// Runs beside the reductions of units to come; only the update waits for it.
 void FlatUnit::gather_sum() {
   const auto gather = [this] {
-    const comm::Subject subject(*groups_.shard, name_);
+    const comm::Subject working_on(*groups_.shard, subject());
     groups_.shard->all_gather(reduced_, reduced_shard());
   };
   sum_gathered_ = shared_.unshard.run_beside(gather, reduced_event_, sum_gathered_);

@@ -73,6 +73,30 @@ void FrozenAlike::check_arrived() {
   compare(on_host(arrived.notes), arrived.trainable);
 }
 
+/// The names of all parameters, in the order of bytes_of().
+std::vector<std::string> FrozenAlike::names() const {
+  std::vector<std::string> all;
+  for (const auto& unit : units_) {
+    for (const auto& [name, leaf] : unit->params()) all.push_back(name);
+  }
+  return all;
+}
+
+/// Of many parameters the first and the last, so that ranks whose changes differ most often say so.
+std::string FrozenAlike::change(const Flags& before, const Flags& now) const {
+  const std::string old = bytes_of(before), fresh = bytes_of(now);
+  const std::vector<std::string> all = names();
+  std::vector<size_t> changed;
+  for (size_t i = 0; i < all.size(); ++i) {
+    if (old[i] != fresh[i]) changed.push_back(i);
+  }
+  const std::string& first = all.at(changed.front());
+  if (changed.size() == 1)
+    return fmt::format(" ({} was {})", first, fresh[changed.front()] != 0 ? "thawed" : "frozen");
+  return fmt::format(" ({} parameters, {} to {}, were frozen or thawed)", changed.size(), first,
+                     all.at(changed.back()));
+}
+
 /// Ranks compare with the first one; what they find is the same text everywhere.
 void FrozenAlike::name_first(const Flags& trainable) const {
   const std::string mine = bytes_of(trainable);
@@ -83,19 +107,14 @@ void FrozenAlike::name_first(const Flags& trainable) const {
   }
   const auto found = comm::gather_scalars(ranks_, {differs});
   const auto other = std::ranges::find_if(found, [](const auto& rank) { return rank[0] >= 0.0; });
-  std::vector<std::string> names;
-  for (const auto& unit : units_) {
-    for (const auto& [name, leaf] : unit->params()) names.push_back(name);
-  }
   const auto index = static_cast<size_t>(other->front());
   const int64_t root = ranks_.ranks().front(),
                 rank = ranks_.ranks()[static_cast<size_t>(other - found.begin())];
   const bool root_trains = firsts[index] != 0;
   throw LogicError(
       "[parallel.backward] ranks have frozen different parameters: {} requires a gradient on rank {}, but "
-      "not "
-      "on rank {}; freeze and thaw the same parameters on all ranks, before the same step",
-      names.at(index), root_trains ? root : rank, root_trains ? rank : root);
+      "not on rank {}; freeze and thaw the same parameters on all ranks, before the same step",
+      names().at(index), root_trains ? root : rank, root_trains ? rank : root);
 }
 
 }  // namespace trireme::parallel

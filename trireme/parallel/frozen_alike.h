@@ -8,6 +8,7 @@
 #include <array>
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "trireme/comm/group.h"
@@ -27,6 +28,8 @@ class FrozenAlike {
   const std::array<double, 2>& note(const Flags& trainable);
   /// The same on the ranks' device, (2) fp64.
   const at::Tensor& note_on_device(const Flags& trainable);
+  /// " (blocks.1.w1 was frozen)": what this rank has changed, for errors.
+  std::string change(const Flags& before, const Flags& now) const;
   /// Compares the notes of all ranks, (ranks, 2). On a GPU the host does not wait: it compares at the next
   /// call, when a whole step lies between. Throws LogicError, on all ranks, that names a parameter which is
   /// frozen on one and not on another; that is collective.
@@ -42,6 +45,7 @@ class FrozenAlike {
   };
   void follow(const Flags& trainable);
   void check_arrived();
+  std::vector<std::string> names() const;
   [[noreturn]] void name_first(const Flags& trainable) const;
 
   comm::Group& ranks_;
