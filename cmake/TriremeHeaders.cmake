@@ -12,6 +12,7 @@ set(trireme_public_headers
   optim/learning_rate.h optim/optimizer.h
   checkpoint/safetensors.h memory/recompute.h precision/loss_scaler.h
   parallel/data_parallel.h parallel/pipeline.h parallel/state.h parallel/state_file.h parallel/sync_batch_norm.h parallel/unit_choice.h parallel/wrap.h
+  text/load.h text/tokenizer.h
   train/connect.h train/generate.h train/image_model.h train/trainer.h)
 
 # Adds what the headers of `list` include of ours, and so on.

@@ -10,7 +10,7 @@ import re
 import sys
 
 SOURCES = {".h", ".cpp", ".cu", ".cuh", ".in"}
-TORCH_FREE = {"base", "plan", "report", "launch", "checkpoint"}
+TORCH_FREE = {"base", "text", "plan", "report", "launch", "checkpoint"}
 # Faces of torch-free rooms for whoever has tensors.
 TENSOR_FACES = {"trireme/checkpoint/safetensors.h", "trireme/checkpoint/safetensors.cpp"}
 TORCH = re.compile(r"(ATen|torch|c10|caffe2)/")

@@ -1,0 +1,123 @@
+#include "tests/text/expected.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "trireme/text/load.h"
+#include "trireme/text/unicode.h"
+
+namespace trireme::text::testing {
+namespace {
+
+using nlohmann::json;
+using Ids = std::vector<int32_t>;
+
+constexpr uint32_t kBlock = 0x1000;  // code points that a checksum of make_fixtures.py is over
+
+json read(const std::string& path) {
+  std::ifstream file(path);
+  EXPECT_TRUE(file) << path;
+  return json::parse(file);
+}
+
+std::string bytes_of_hex(const std::string& digits) {
+  std::string bytes;
+  for (size_t i = 0; i + 1 < digits.size(); i += 2) {
+    bytes += static_cast<char>(std::stoi(digits.substr(i, 2), nullptr, 16));
+  }
+  return bytes;
+}
+
+std::vector<std::string> texts_in(const std::string& folder) {
+  const json file = read(folder + "/texts.json");
+  auto texts = file["texts"].get<std::vector<std::string>>();
+  for (const std::string digits : file["invalid"]) texts.push_back(bytes_of_hex(digits));
+  return texts;
+}
+
+/// CRC-32 as zlib has it.
+class Crc {
+ public:
+  void add(std::string_view bytes) {
+    for (const char byte : bytes) {
+      state_ ^= static_cast<unsigned char>(byte);
+      for (int bit = 0; bit < 8; ++bit) state_ = state_ >> 1 ^ (state_ & 1 ? 0xedb88320u : 0u);
+    }
+  }
+  uint32_t value() const { return ~state_; }
+
+ private:
+  uint32_t state_ = ~0u;
+};
+
+uint32_t checksum_of_block(const Tokenizer& tokenizer, uint32_t first) {
+  Crc crc;
+  for (uint32_t code = first; code < first + kBlock; ++code) {
+    if (code >= 0xd800 && code < 0xe000) continue;
+    std::string character;
+    append_utf8(character, code);
+    const Ids ids = tokenizer.encode(character);
+    crc.add({reinterpret_cast<const char*>(ids.data()), ids.size() * sizeof ids[0]});
+    crc.add(tokenizer.decode(ids));
+    crc.add({"\0", 1});
+  }
+  return crc.value();
+}
+
+}  // namespace
+
+std::string fixtures() {
+  return TRIREME_TEXT_FIXTURES;
+}
+
+std::vector<std::string> tokenizers_in(const std::string& folder) {
+  constexpr std::string_view kEnd = ".expected.json";
+  std::vector<std::string> names;
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+    const std::string file = entry.path().filename().string();
+    if (file.ends_with(kEnd)) names.push_back(file.substr(0, file.size() - kEnd.size()));
+  }
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+void compare_texts(const std::string& folder, const std::string& name) {
+  const Tokenizer tokenizer = load_tokenizer(folder + "/" + name + ".json");
+  const json expected = read(folder + "/" + name + ".expected.json");
+  const std::vector<std::string> texts = texts_in(folder);
+  ASSERT_EQ(expected["ids"].size(), texts.size());
+  EXPECT_EQ(tokenizer.vocab_size(), expected["vocab_size"].get<int64_t>());
+  Encoder encoder(tokenizer);
+  for (size_t i = 0; i < texts.size(); ++i) {
+    Ids ids;
+    encoder.encode(texts[i], ids);
+    ASSERT_EQ(ids, expected["ids"][i].get<Ids>()) << "text " << i << ": " << texts[i];
+    ASSERT_EQ(tokenizer.encode(texts[i]), ids) << "the words that an encoder remembers change text " << i;
+    ASSERT_EQ(tokenizer.decode(ids), expected["decoded"][i].get<std::string>()) << "text " << i;
+  }
+  for (size_t i = 0; i < expected["ids_with_special"].size(); ++i) {
+    ASSERT_EQ(tokenizer.encode(texts[i], true), expected["ids_with_special"][i].get<Ids>()) << "text " << i;
+    ASSERT_EQ(tokenizer.decode(expected["ids"][i].get<Ids>(), true),
+              expected["decoded_with_special"][i].get<std::string>())
+        << "text " << i;
+  }
+}
+
+void compare_code_points(const std::string& folder, const std::string& name) {
+  const json expected = read(folder + "/" + name + ".expected.json");
+  if (!expected.contains("code_points")) return;
+  const Tokenizer tokenizer = load_tokenizer(folder + "/" + name + ".json");
+  uint32_t first = 0;
+  for (const uint32_t checksum : expected["code_points"]) {
+    EXPECT_EQ(checksum_of_block(tokenizer, first), checksum)
+        << "U+" << std::hex << first << " and the following";
+    first += kBlock;
+  }
+}
+
+}  // namespace trireme::text::testing

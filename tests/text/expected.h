@@ -1,0 +1,19 @@
+#pragma once
+// What Python's `tokenizers` made of texts, written by make_fixtures.py, and the comparison with ours.
+#include <string>
+#include <vector>
+
+namespace trireme::text::testing {
+
+/// The folder of what is committed.
+std::string fixtures();
+
+/// Names of the tokenizers in `folder`: NAME.json beside NAME.expected.json.
+std::vector<std::string> tokenizers_in(const std::string& folder);
+
+/// Fails the running test where ids or decoded texts of the tokenizer `name` are not the expected ones.
+void compare_texts(const std::string& folder, const std::string& name);
+/// The same for each code point alone, where the expectations have it.
+void compare_code_points(const std::string& folder, const std::string& name);
+
+}  // namespace trireme::text::testing

@@ -1,0 +1,92 @@
+// One vocabulary in three formats gives the same ids.
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "tests/data/scratch.h"
+#include "tests/text/expected.h"
+#include "trireme/text/byte_level.h"
+#include "trireme/text/load.h"
+
+namespace trireme::text::testing {
+namespace {
+
+using nlohmann::json;
+
+/// RFC 4648 as it stands.
+std::string base64(const std::string& bytes) {
+  const std::string digits = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+  std::string text;
+  for (size_t i = 0; i < bytes.size(); i += 3) {
+    uint32_t group = 0;
+    for (size_t k = 0; k < 3; ++k) {
+      group = group << 8 | (i + k < bytes.size() ? static_cast<unsigned char>(bytes[i + k]) : 0u);
+    }
+    for (size_t k = 0; k < 4; ++k) text += i + k > bytes.size() ? '=' : digits[group >> (18 - 6 * k) & 63];
+  }
+  return text;
+}
+
+class FileFormats : public ::testing::Test {
+ protected:
+  FileFormats() {
+    std::ifstream file(fixtures() + "/gpt2.json");
+    const json whole = json::parse(file);
+    model_ = whole["model"];
+    std::ifstream texts(fixtures() + "/texts.json");
+    const json written = json::parse(texts)["texts"];
+    for (const std::string text : written) {
+      if (text.find("<|endoftext|>") == std::string::npos) texts_.push_back(text);
+    }
+  }
+
+  /// Ids of the tokenizer.json, which equals_python_test.cpp holds against Python's.
+  void expect_same_ids(const Tokenizer& other) const {
+    const Tokenizer tokenizer = load_tokenizer(fixtures() + "/gpt2.json");
+    for (const std::string& text : texts_) {
+      const std::vector<int32_t> ids = other.encode(text);
+      ASSERT_EQ(ids, tokenizer.encode(text)) << text;
+      ASSERT_EQ(other.decode(ids), text);
+    }
+  }
+
+  json model_;
+  std::vector<std::string> texts_;
+  trireme::testing::Scratch scratch_;
+};
+
+TEST_F(FileFormats, Gpt2sTwoFiles) {
+  std::string merges = "#version: 0.2\n";
+  for (const json& merge : model_["merges"]) {
+    merges += merge[0].get<std::string>() + " " + merge[1].get<std::string>() + "\n";
+  }
+  scratch_.write("vocab.json", model_["vocab"].dump());
+  scratch_.write("merges.txt", merges);
+  expect_same_ids(load_tokenizer(scratch_.path("")));
+}
+
+TEST_F(FileFormats, Tiktokens) {
+  std::string lines;
+  for (const auto& [token, id] : model_["vocab"].items()) {
+    if (token != "<|endoftext|>") lines += base64(*spelled_bytes(token)) + " " + id.dump() + "\n";
+  }
+  expect_same_ids(tokenizer_from_tiktoken(scratch_.write("ranks.tiktoken", lines), "gpt2"));
+}
+
+TEST_F(FileFormats, AFolderMeansItsTokenizerJson) {
+  std::ifstream file(fixtures() + "/gpt2.json");
+  scratch_.write("tokenizer.json", std::string(std::istreambuf_iterator<char>(file), {}));
+  expect_same_ids(load_tokenizer(scratch_.path("")));
+}
+
+TEST_F(FileFormats, ThreadsGiveTheIdsOfOne) {
+  const Tokenizer tokenizer = load_tokenizer(fixtures() + "/gpt2.json");
+  const std::vector<std::string_view> views(texts_.begin(), texts_.end());
+  const auto batch = encode_batch(tokenizer, views, 4);
+  ASSERT_EQ(batch.size(), views.size());
+  for (size_t i = 0; i < views.size(); ++i) EXPECT_EQ(batch[i], tokenizer.encode(views[i]));
+}
+
+}  // namespace
+}  // namespace trireme::text::testing

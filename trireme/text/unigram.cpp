@@ -1,0 +1,101 @@
+#include "trireme/text/unigram.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "trireme/base/error.h"
+#include "trireme/text/span.h"
+#include "trireme/text/unicode.h"
+
+namespace trireme::text {
+namespace {
+
+constexpr double kUnknownPenalty = 10.0;  // below the least probable token, as in SentencePiece
+constexpr size_t kNowhere = SIZE_MAX;
+
+}  // namespace
+
+struct Unigram::Node {
+  int32_t id = 0;
+  double score = 0.0;
+  size_t begin = kNowhere;  ///< of the last token of the way
+};
+
+Unigram::Unigram(const Pieces& pieces, std::optional<int64_t> unknown, bool byte_fallback,
+                 const std::string& where)
+    : byte_fallback_(byte_fallback) {
+  double least = std::numeric_limits<double>::infinity();
+  for (const auto& [token, score] : pieces) {
+    const auto id = static_cast<int64_t>(scores_.size());
+    vocabulary_.add(token, id, where);
+    scores_.push_back(score);
+    least = std::min(least, score);
+  }
+  // Of equal tokens the last one counts, and a trie keeps the first that it is given.
+  for (size_t id = pieces.size(); id-- > 0;) trie_.insert(pieces[id].first, static_cast<int32_t>(id));
+  unknown_score_ = least - kUnknownPenalty;
+  if (!unknown) return;
+  if (*unknown < 0 || *unknown >= static_cast<int64_t>(pieces.size())) {
+    throw DataError(
+        "[text.unigram] {}: the unknown token has the id {}, outside the vocabulary of {}; get the file "
+        "again",
+        where, *unknown, pieces.size());
+  }
+  unknown_ = static_cast<int32_t>(*unknown);
+}
+
+int32_t Unigram::unknown() const {
+  if (unknown_) return *unknown_;
+  throw DataError(
+      "[text.unigram] the text has a character that is no token, and the model has no unknown token; "
+      "give it one ('unk_id')");
+}
+
+std::vector<Unigram::Node> Unigram::best_ways(std::string_view word) const {
+  std::vector<Node> ways(word.size() + 1);
+  const auto offer = [&](size_t begin, size_t end, int32_t id, double score) {
+    Node& node = ways[end];
+    if (node.begin == kNowhere || score > node.score) node = {id, score, begin};
+  };
+  for (size_t begin = 0; begin < word.size();) {
+    const size_t character = character_length(word[begin]);
+    const double score = ways[begin].score;
+    bool has_character = false;
+    trie_.prefixes(word.substr(begin), [&](size_t length, int32_t id) {
+      offer(begin, begin + length, id, scores_[static_cast<size_t>(id)] + score);
+      has_character |= length == character;
+    });
+    if (!has_character) offer(begin, begin + character, unknown(), unknown_score_ + score);
+    begin += character;
+  }
+  return ways;
+}
+
+void Unigram::encode(std::string_view word, std::vector<int32_t>& ids) const {
+  const std::vector<Node> ways = best_ways(word);
+  std::vector<Span> tokens;  // from the last to the first
+  bool was_unknown = false;
+  for (size_t end = word.size(); end > 0; end = ways[end].begin) {
+    const Node& node = ways[end];
+    const bool is_unknown = unknown_ && node.id == *unknown_;
+    if (is_unknown && was_unknown) {
+      tokens.back().begin = node.begin;
+    } else {
+      tokens.push_back({node.begin, end});
+    }
+    was_unknown = is_unknown;
+  }
+  std::for_each(tokens.rbegin(), tokens.rend(), [&](const Span& token) { add_token(token.of(word), ids); });
+}
+
+void Unigram::add_token(std::string_view token, std::vector<int32_t>& ids) const {
+  if (const auto id = vocabulary_.find(token)) {
+    ids.push_back(*id);
+  } else if (const auto bytes = byte_fallback_ ? byte_ids(vocabulary_, token) : std::nullopt) {
+    ids.insert(ids.end(), bytes->begin(), bytes->end());
+  } else {
+    ids.push_back(unknown());
+  }
+}
+
+}  // namespace trireme::text

@@ -1,0 +1,44 @@
+#pragma once
+// The unigram language model (Kudo 2018): of all ways to spell a word by tokens the one with the greatest sum
+// of log probabilities, found by Viterbi's algorithm.
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "trireme/text/trie.h"
+#include "trireme/text/vocabulary.h"
+
+namespace trireme::text {
+
+class Unigram {
+ public:
+  using Pieces = std::vector<std::pair<std::string, double>>;
+
+  /// Tokens with their log probabilities; an id is a place in `pieces`. Throws DataError naming `where` for
+  /// an unknown token outside of it.
+  Unigram(const Pieces& pieces, std::optional<int64_t> unknown, bool byte_fallback, const std::string& where);
+
+  const Vocabulary& vocabulary() const { return vocabulary_; }
+
+  /// Appends the tokens of `word`, which is well-formed UTF-8. Neighbouring unknown characters are one token.
+  /// Throws DataError for an unknown character where there is no unknown token.
+  void encode(std::string_view word, std::vector<int32_t>& ids) const;
+
+ private:
+  struct Node;  ///< the best way to a place in a word
+  std::vector<Node> best_ways(std::string_view word) const;
+  void add_token(std::string_view token, std::vector<int32_t>& ids) const;
+  int32_t unknown() const;
+
+  Vocabulary vocabulary_;
+  std::vector<double> scores_;  ///< by id
+  Trie trie_;
+  std::optional<int32_t> unknown_;
+  bool byte_fallback_;
+  double unknown_score_;
+};
+
+}  // namespace trireme::text
