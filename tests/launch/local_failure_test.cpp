@@ -114,7 +114,7 @@ TEST(LocalFailure, ARankThatTheKernelKilledForWantOfMemoryIsOutOfMemory) {
   const std::string counters = dir.file("vmstat");
   write_file_atomic(counters, "pgfault 17\noom_kill 3\n");
   LocalJob job = explaining(child_job(
-      2, {"1:write=" + counters + " oom_kill 4", "1:kill=9", "sleep=0.7", "err=error: lost", "exit=5"}));
+      2, {"1:write=" + counters + " oom_kill 4", "1:kill=9", "sleep=1.5", "err=error: lost", "exit=5"}));
   job.kernel_counters = counters;
   job.memory_advice = [] { return "Try a smaller model"; };
   const Outcome outcome = run(job);
@@ -136,6 +136,26 @@ TEST(LocalFailure, ARankThatHeedsSigtermIsNotKilled) {
   LocalJob job = child_job(2, {"0:trap=TERM 75", "0:sleep=30", "1:sleep=0.1", "1:exit=6"});
   job.grace_s = 1.0;
   const Outcome outcome = run(job);
+  EXPECT_EQ(outcome.code, 6);
+  EXPECT_FALSE(says(outcome, "had to be killed")) << outcome.err;
+}
+
+/// As a scheduler suspends a job, or a container is frozen: whoever was to stop has its time afterwards.
+TEST(LocalFailure, TimeInWhichAllWereSuspendedIsNoneOfTheGrace) {
+  const TempDir dir;
+  LocalJob job =
+      child_job(2, {"0:trap=TERM 75", "pid-file=" + dir.file("rank-%r"), "0:sleep=30", "1:exit=6"});
+  job.grace_s = 1.0;
+  JobProcess process(job);
+  const pid_t rank0 = wait_for_pid_file(dir.file("rank-0"));
+  wait_for_pid_file(dir.file("rank-1"));
+  std::this_thread::sleep_for(std::chrono::milliseconds(150));  // its end is seen
+  for (const int number : {SIGSTOP, SIGCONT}) {
+    process.signal(number);
+    ::kill(rank0, number);
+    if (number == SIGSTOP) std::this_thread::sleep_for(std::chrono::milliseconds(1500));
+  }
+  const Outcome outcome = process.wait();
   EXPECT_EQ(outcome.code, 6);
   EXPECT_FALSE(says(outcome, "had to be killed")) << outcome.err;
 }

@@ -20,7 +20,7 @@ struct RankExit {
   bool starved = false;  ///< the kernel killed it for want of memory
   char stuck = 0;        ///< state letter of /proc when it was killed since it did not stop; 0: it stopped
   double hung_s = 0.0;   ///< it was killed since it had given no sign of life for so long; 0: it was not
-  double at = 0.0;       ///< seconds of the monotonic clock when its end was seen
+  double at = 0.0;       ///< when its end was seen, in seconds in which the launcher ran
 };
 
 /// The exit code as a shell counts it: 128+N for signal N; kOutOfMemory where the kernel had no memory left,

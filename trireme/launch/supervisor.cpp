@@ -23,8 +23,7 @@ constexpr double kQuiet = 2.0;  ///< after a failure: ranks report it and end by
 constexpr double kSameRequest = 1.0;  ///< signals within so many seconds are one request to stop
 constexpr double kPollWithoutPidfd = 0.02;
 constexpr double kBeatsEvery = 0.5;  ///< between two looks for signs of life
-constexpr double kLongestLook =
-    1.0;  ///< beyond it the launcher was suspended, and the ranks may have been too
+constexpr double kLookEvery = 0.1;   ///< between two looks at the clock while a limit runs
 
 Descriptor& pipe_of(Rank& rank, Stream stream) {
   return stream == Stream::kOut ? rank.out : rank.err;
@@ -53,7 +52,7 @@ JobEnd Supervisor::run() {
     look_for_starved(monotonic_seconds());
     wait_for_events();
     collect_without_pidfds();
-    look_for_hung(monotonic_seconds());
+    look_for_hung();
     judge_failures();
     tee_.hold(!failures_.empty());
     advance_stop();
@@ -78,7 +77,9 @@ void Supervisor::wait_for_events() {
     watch_output(poll, rank);
     if (!rank.ended) poll.watch(rank.child.wait_fd(), POLLIN, [this, &rank] { collect(rank); });
   }
-  poll.wait(seconds_to_next_deadline(monotonic_seconds()));
+  const double patience = seconds_to_next_deadline();
+  time_.wait_for(patience);
+  poll.wait(patience);
 }
 
 void Supervisor::watch_output(PollSet& poll, Rank& rank) {
@@ -89,14 +90,13 @@ void Supervisor::watch_output(PollSet& poll, Rank& rank) {
   if (out_is_free) poll.watch(rank.out.get(), POLLIN, [this, &rank] { take_output(rank, Stream::kOut); });
 }
 
-std::optional<double> Supervisor::seconds_to_next_deadline(double now) const {
-  std::optional<double> wait = next_look_ - now;
-  const auto consider = [&](double seconds) { wait = std::min(seconds, *wait); };
+double Supervisor::seconds_to_next_deadline() const {
+  const double now = monotonic_seconds();
+  double wait = next_look_ - now;
+  const auto consider = [&](double seconds) { wait = std::min(seconds, wait); };
   if (const auto due = tee_.next_due()) consider(*due - now);
-  if (!failures_.empty()) consider(failures_.front().at + kSettle - now);
-  if (stop_began_ && !asked_to_stop_) consider(*stop_began_ + quiet_seconds(job_.grace_s) - now);
-  if (stop_began_ && !killed_stubborn_) consider(*stop_began_ + job_.grace_s - now);
-  if (forwarded_at_ && !killed_stubborn_) consider(*forwarded_at_ + job_.stop_s - now);
+  const bool gives_time = !failures_.empty() || ((stop_began_ || forwarded_at_) && !killed_stubborn_);
+  if (gives_time) consider(kLookEvery);
   if (watches_for_hung()) consider(kBeatsEvery);
   if (std::ranges::any_of(ranks_, must_be_asked)) consider(kPollWithoutPidfd);
   return wait;
@@ -149,7 +149,7 @@ void Supervisor::collect(Rank& rank) {
                     .starved = starved,
                     .stuck = rank.stuck,
                     .hung_s = rank.hung_s,
-                    .at = monotonic_seconds()});
+                    .at = time_.seconds()});
   const RankExit& exit = exits_.back();
   const bool heeded = forwarded_ != 0 && stopped_in_order(exit);
   if (exit_code(exit) != 0 && !exit.asked && !heeded) failures_.push_back(exit);
@@ -177,7 +177,7 @@ void Supervisor::take_signals() {
       for (const Rank& rank : ranks_) rank.child.signal(*number);
     } else if (forwarded_ == 0) {
       forward(*number);
-    } else if (killed_by_ == 0 && monotonic_seconds() - *forwarded_at_ >= kSameRequest) {
+    } else if (killed_by_ == 0 && monotonic_seconds() - signalled_at_ >= kSameRequest) {
       killed_by_ = *number;
       kill_all();
     }
@@ -186,7 +186,8 @@ void Supervisor::take_signals() {
 
 void Supervisor::forward(int number) {
   forwarded_ = number;
-  forwarded_at_ = monotonic_seconds();
+  forwarded_at_ = time_.seconds();
+  signalled_at_ = monotonic_seconds();
   for (const Rank& rank : ranks_) {
     // A terminal sends SIGINT to whole process groups, kill(1) sends SIGTERM to one process.
     number == SIGINT ? rank.child.signal_group(number) : rank.child.signal(number);
@@ -207,7 +208,7 @@ void Supervisor::judge_failures() {
   if (failures_.empty()) return;
   if (stop_began_ || killed_by_ != 0) return failures_.clear();
   const RankExit worst = culprit(failures_);
-  const bool settled = running_ == 0 || monotonic_seconds() >= failures_.front().at + kSettle;
+  const bool settled = running_ == 0 || time_.seconds() >= failures_.front().at + kSettle;
   const bool explained = job_.explains_failures && (worst.starved || explains_itself(worst));
   if ((lost_a_peer(worst) || explained) && !settled) return;
   failures_.clear();
@@ -236,11 +237,10 @@ void Supervisor::look_for_starved(double now) {
 }
 
 /// Whoever waits for another rank gives up earlier, by a deadline of its own, and says for whom it waited:
-/// this is for ranks that nobody waits for. Time in which the launcher did not run does not count, since
-/// whoever suspends a job suspends its ranks as well.
-void Supervisor::look_for_hung(double now) {
+/// this is for ranks that nobody waits for.
+void Supervisor::look_for_hung() {
   if (!watches_for_hung() || stop_began_ || killed_by_ != 0 || killed_stubborn_) return;
-  const double passed = std::min(now - beats_read_.value_or(now), kLongestLook);
+  const double now = time_.seconds(), passed = now - beats_read_.value_or(now);
   beats_read_ = now;
   const std::vector<uint64_t> beats = flights_->all_beats();
   std::vector<std::string> hung;
@@ -275,7 +275,7 @@ bool Supervisor::heeded_signal() const {
 
 void Supervisor::report(const RankExit& exit) {
   if (!heeded_signal()) cause_ = exit;
-  stop_began_ = monotonic_seconds();
+  stop_began_ = time_.seconds();
   tee_.settle();
   if (running_ == 0 && job_.explains_failures && explains_itself(exit)) return;  // nothing is left to add
   std::string others;
@@ -287,7 +287,7 @@ void Supervisor::report(const RankExit& exit) {
 
 void Supervisor::advance_stop() {
   if (running_ == 0) return;
-  const double now = monotonic_seconds();
+  const double now = time_.seconds();
   const auto has_passed = [now](std::optional<double> since, double limit_s) {
     return since && now - *since >= limit_s;
   };
@@ -328,9 +328,7 @@ void Supervisor::finish_output() {
   tee_.settle();
   bool impatient = killed_by_ != 0;
   while (!impatient && (tee_.out().pending() || tee_.err().pending())) {
-    std::optional<double> patience;
-    if (forwarded_at_) patience = *forwarded_at_ + job_.stop_s - monotonic_seconds();
-    if (patience && *patience <= 0) return;
+    if (forwarded_at_ && time_.seconds() - *forwarded_at_ >= job_.stop_s) return;
     PollSet poll;
     poll.watch(signals_.fd(), POLLIN, [&] {
       const auto number = signals_.next();
@@ -339,7 +337,8 @@ void Supervisor::finish_output() {
     });
     if (tee_.out().pending()) poll.watch(tee_.out().fd(), POLLOUT, [this] { tee_.out().pump(); });
     if (tee_.err().pending()) poll.watch(tee_.err().fd(), POLLOUT, [this] { tee_.err().pump(); });
-    poll.wait(patience);
+    time_.wait_for(kLookEvery);
+    poll.wait(kLookEvery);
   }
 }
 

@@ -11,6 +11,7 @@
 #include "trireme/launch/exits.h"
 #include "trireme/launch/local.h"
 #include "trireme/launch/poll_set.h"
+#include "trireme/launch/running_time.h"
 #include "trireme/launch/signals.h"
 #include "trireme/launch/tee.h"
 
@@ -26,7 +27,7 @@ struct Rank {
   char stuck = 0;         ///< as RankExit has it
   double hung_s = 0.0;    ///< likewise
   uint64_t beats = 0;     ///< its signs of life at the last look
-  double silent_s = 0.0;  ///< since the last of them, as far as the launcher was running itself
+  double silent_s = 0.0;  ///< since the last of them
 };
 
 class Supervisor {
@@ -43,7 +44,7 @@ class Supervisor {
 
  private:
   void wait_for_events();
-  std::optional<double> seconds_to_next_deadline(double now) const;
+  double seconds_to_next_deadline() const;
   void watch_output(PollSet& poll, Rank& rank);
 
   void take_output(Rank& rank, Stream stream);
@@ -57,7 +58,7 @@ class Supervisor {
   int64_t starved_so_far() const;
   void look_for_starved(double now);
   bool watches_for_hung() const { return flights_ != nullptr && job_.silence_s > 0.0; }
-  void look_for_hung(double now);
+  void look_for_hung();
   void kill_all();
 
   void judge_failures();
@@ -80,6 +81,7 @@ class Supervisor {
   int64_t starved_before_ = 0;  ///< kills by the kernel for want of memory, at the look before the last
   int64_t starved_lately_ = 0;  ///< and at the last look
   double next_look_ = 0.0;
+  RunningTime time_;                  ///< of the deadlines below
   std::optional<double> beats_read_;  ///< when the signs of life were last read
   std::vector<RankExit> exits_;       ///< all, in the order seen
   std::vector<RankExit> failures_;    ///< not yet judged
@@ -87,8 +89,9 @@ class Supervisor {
   std::optional<double> stop_began_;  ///< set when a failure is reported
   std::optional<double> forwarded_at_;
   bool asked_to_stop_ = false, killed_stubborn_ = false;
-  int forwarded_ = 0;  ///< the first signal we were sent
-  int killed_by_ = 0;  ///< the second one
+  int forwarded_ = 0;          ///< the first signal we were sent
+  double signalled_at_ = 0.0;  ///< when, by the clock of whoever sent it
+  int killed_by_ = 0;          ///< the second one
 };
 
 }  // namespace trireme::launch
