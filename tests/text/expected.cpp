@@ -40,14 +40,23 @@ std::vector<std::string> texts_in(const std::string& folder) {
   return texts;
 }
 
+constexpr std::array<uint32_t, 256> make_crc_table() {
+  std::array<uint32_t, 256> table{};
+  for (uint32_t byte = 0; byte < table.size(); ++byte) {
+    uint32_t value = byte;
+    for (int bit = 0; bit < 8; ++bit) value = value >> 1 ^ ((value & 1) != 0 ? 0xedb88320u : 0u);
+    table[byte] = value;
+  }
+  return table;
+}
+
 /// CRC-32 as zlib has it.
 class Crc {
  public:
   void add(std::string_view bytes) {
-    for (const char byte : bytes) {
-      state_ ^= static_cast<unsigned char>(byte);
-      for (int bit = 0; bit < 8; ++bit) state_ = state_ >> 1 ^ (state_ & 1 ? 0xedb88320u : 0u);
-    }
+    static constexpr auto kTable = make_crc_table();
+    for (const char byte : bytes)
+      state_ = state_ >> 8 ^ kTable[(state_ ^ static_cast<unsigned char>(byte)) & 0xff];
   }
   uint32_t value() const { return ~state_; }
 
