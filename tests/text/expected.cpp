@@ -4,10 +4,12 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "tests/data/scratch.h"
 #include "trireme/text/load.h"
 #include "trireme/text/unicode.h"
 
@@ -126,6 +128,25 @@ void compare_code_points(const std::string& folder, const std::string& name) {
     EXPECT_EQ(checksum_of_block(tokenizer, first), checksum)
         << "U+" << std::hex << first << " and the following";
     first += kBlock;
+  }
+}
+
+void compare_with_python_here(const std::string& options) {
+  const char* named = std::getenv("TRIREME_TEST_PYTHON");
+  const std::string python = named == nullptr ? "python3" : named;
+  if (std::system(
+          (python + " -c 'import tokenizers, sentencepiece.sentencepiece_model_pb2' 2> /dev/null").c_str()) !=
+      0)
+    GTEST_SKIP()
+        << python
+        << " has no modules tokenizers, sentencepiece and protobuf; set TRIREME_TEST_PYTHON to one that has";
+  const trireme::testing::Scratch scratch;
+  const std::string folder = scratch.path("");
+  const std::string script = fixtures() + "/../make_fixtures.py --no-code-points --output " + folder + " ";
+  ASSERT_EQ(std::system((python + " " + script + options).c_str()), 0);
+  for (const std::string& name : tokenizers_in(folder)) {
+    SCOPED_TRACE(name);
+    compare_texts(folder, name);
   }
 }
 

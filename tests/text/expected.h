@@ -16,4 +16,8 @@ void compare_texts(const std::string& folder, const std::string& name);
 /// The same for each code point alone, where the expectations have it.
 void compare_code_points(const std::string& folder, const std::string& name);
 
+/// compare_texts() for all tokenizers that make_fixtures.py makes now, with these options of it. Skips the
+/// running test where python3, or the one that TRIREME_TEST_PYTHON names, lacks the modules.
+void compare_with_python_here(const std::string& options);
+
 }  // namespace trireme::text::testing

@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """Trains tokenizers with Python's `tokenizers`, each with other components, and writes them with what they make of texts:
-tests/text compares ours with that. Needs: pip install tokenizers sentencepiece.
+tests/text compares ours with that. Needs: pip install tokenizers sentencepiece protobuf.
 
 In the folder: texts.json, and for each tokenizer NAME.json and NAME.expected.json: ids with and without special tokens and
-the decoded text of each text, and checksums over all code points.
+the decoded text of each text, and checksums over all code points. Trainers there break ties at random, so that two runs write
+other vocabularies.
 """
 import argparse
 import base64
@@ -11,8 +12,11 @@ import io
 import json
 import pathlib
 import random
+import tempfile
 import zlib
 
+import sentencepiece
+from sentencepiece import sentencepiece_model_pb2
 from tokenizers import (AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers)
 
 CL100K = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
@@ -167,20 +171,17 @@ def unigram():
 
 def charsmap():
     """A small table of replacements, compiled by SentencePiece."""
-    import sentencepiece
     rules = {"\ufb01": "fi", "\u00c5": "\u00e5", "A\u030a": "\u00e5", "\u3000": " ", "\u2460": "1", "\uff21": "a", "\u00ad": "",
              "e\u0301": "\u00e9", "\r\n": "\n"}
-    path = pathlib.Path("/tmp/rules.tsv")
-    path.write_text("".join(" ".join(f"{ord(c):X}" for c in key) + "\t" + " ".join(f"{ord(c):X}" for c in value) + "\n"
-                            for key, value in rules.items()))
     model = io.BytesIO()
-    sentencepiece.SentencePieceTrainer.train(sentence_iterator=iter(SENTENCES), model_writer=model, vocab_size=330,
-                                             normalization_rule_tsv=str(path), minloglevel=2, hard_vocab_limit=False)
-    # ModelProto.normalizer_spec (3), NormalizerSpec.precompiled_charsmap (2).
-    data = model.getvalue()
-    from sentencepiece import sentencepiece_model_pb2
+    with tempfile.NamedTemporaryFile("w", suffix=".tsv") as file:
+        for key, value in rules.items():
+            file.write(" ".join(f"{ord(c):X}" for c in key) + "\t" + " ".join(f"{ord(c):X}" for c in value) + "\n")
+        file.flush()
+        sentencepiece.SentencePieceTrainer.train(sentence_iterator=iter(SENTENCES), model_writer=model, vocab_size=330,
+                                                 normalization_rule_tsv=file.name, minloglevel=2, hard_vocab_limit=False)
     proto = sentencepiece_model_pb2.ModelProto()
-    proto.ParseFromString(data)
+    proto.ParseFromString(model.getvalue())
     return proto.normalizer_spec.precompiled_charsmap
 
 

@@ -13,14 +13,14 @@ namespace trireme::text {
 /// it cannot be read.
 Tokenizer load_tokenizer(const std::string& path);
 
-/// From the text of a tokenizer.json; `name` is for messages.
+/// From a tokenizer.json.
 Tokenizer tokenizer_from_json(const std::string& path);
 
 /// GPT-2's tokenizer (Radford et al. 2019).
 Tokenizer tokenizer_from_gpt2(const std::string& vocab_path, const std::string& merges_path);
 
-/// tiktoken's file of bytes in base64 with their ranks. `pattern` is the name of the expression that cuts
-/// words: gpt2, cl100k, o200k, llama3 or qwen. Throws ConfigError for another one.
+/// tiktoken's file of bytes in base64 with their ranks; it has no special tokens. `pattern` is the name of
+/// the expression that cuts words: gpt2, cl100k, o200k, llama3 or qwen. Throws ConfigError for another one.
 Tokenizer tokenizer_from_tiktoken(const std::string& path, std::string_view pattern);
 
 }  // namespace trireme::text
