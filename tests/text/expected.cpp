@@ -86,6 +86,11 @@ std::string fixtures() {
   return TRIREME_TEXT_FIXTURES;
 }
 
+std::string file_of(const std::string& folder, const std::string& name) {
+  const std::string json_file = folder + "/" + name + ".json";
+  return std::filesystem::exists(json_file) ? json_file : folder + "/" + name + ".model";
+}
+
 std::vector<std::string> tokenizers_in(const std::string& folder) {
   constexpr std::string_view kEnd = ".expected.json";
   std::vector<std::string> names;
@@ -98,7 +103,7 @@ std::vector<std::string> tokenizers_in(const std::string& folder) {
 }
 
 void compare_texts(const std::string& folder, const std::string& name) {
-  const Tokenizer tokenizer = load_tokenizer(folder + "/" + name + ".json");
+  const Tokenizer tokenizer = load_tokenizer(file_of(folder, name));
   const json expected = read(folder + "/" + name + ".expected.json");
   const std::vector<std::string> texts = texts_in(folder);
   ASSERT_EQ(expected["ids"].size(), texts.size());
@@ -122,7 +127,7 @@ void compare_texts(const std::string& folder, const std::string& name) {
 void compare_code_points(const std::string& folder, const std::string& name) {
   const json expected = read(folder + "/" + name + ".expected.json");
   if (!expected.contains("code_points")) return;
-  const Tokenizer tokenizer = load_tokenizer(folder + "/" + name + ".json");
+  const Tokenizer tokenizer = load_tokenizer(file_of(folder, name));
   uint32_t first = 0;
   for (const uint32_t checksum : expected["code_points"]) {
     EXPECT_EQ(checksum_of_block(tokenizer, first), checksum)

@@ -8,8 +8,11 @@ namespace trireme::text::testing {
 /// The folder of what is committed.
 std::string fixtures();
 
-/// Names of the tokenizers in `folder`: NAME.json beside NAME.expected.json.
+/// Names of the tokenizers in `folder`: NAME.json or NAME.model beside NAME.expected.json.
 std::vector<std::string> tokenizers_in(const std::string& folder);
+
+/// The path of the tokenizer `name`.
+std::string file_of(const std::string& folder, const std::string& name);
 
 /// Fails the running test where ids or decoded texts of the tokenizer `name` are not the expected ones.
 void compare_texts(const std::string& folder, const std::string& name);

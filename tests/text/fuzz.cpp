@@ -57,9 +57,11 @@ void fuzz_files(uint64_t executions) {
   const trireme::testing::Scratch scratch;
   const std::vector<std::string> names = tokenizers_in(fixtures());
   std::vector<std::string> files;
-  for (const std::string& name : names) files.push_back(read_whole(fixtures() + "/" + name + ".json"));
+  for (const std::string& name : names) files.push_back(read_whole(file_of(fixtures(), name)));
   for (uint64_t i = 0; i < executions; ++i) {
-    const std::string path = scratch.write("tokenizer.json", damaged(files[i % files.size()], i));
+    const std::string kind =
+        file_of(fixtures(), names[i % names.size()]).ends_with(".model") ? "a.model" : "a.json";
+    const std::string path = scratch.write(kind, damaged(files[i % files.size()], i));
     try {
       const Tokenizer tokenizer = load_tokenizer(path);
       for (const std::string& text : sample_texts()) tokenizer.decode(tokenizer.encode(text, true));
@@ -71,7 +73,7 @@ void fuzz_files(uint64_t executions) {
 
 void fuzz_texts(uint64_t executions) {
   for (const std::string& name : tokenizers_in(fixtures())) {
-    const Tokenizer tokenizer = load_tokenizer(fixtures() + "/" + name + ".json");
+    const Tokenizer tokenizer = load_tokenizer(file_of(fixtures(), name));
     Encoder encoder(tokenizer);
     const std::string seed = read_whole(fixtures() + "/texts.json").substr(0, 400) + sample_texts()[0];
     for (uint64_t i = 0; i < executions; ++i) {

@@ -2,7 +2,7 @@
 """Trains tokenizers with Python's `tokenizers`, each with other components, and writes them with what they make of texts:
 tests/text compares ours with that. Needs: pip install tokenizers sentencepiece protobuf.
 
-In the folder: texts.json, and for each tokenizer NAME.json and NAME.expected.json: ids with and without special tokens and
+In the folder: texts.json, and for each tokenizer NAME.json or NAME.model and NAME.expected.json: ids with and without special tokens and
 the decoded text of each text, and checksums over all code points. Trainers there break ties at random, so that two runs write
 other vocabularies.
 """
@@ -13,6 +13,7 @@ import json
 import pathlib
 import random
 import tempfile
+import types
 import zlib
 
 import sentencepiece
@@ -169,8 +170,8 @@ def unigram():
                    pre_tokenizer=pre_tokenizers.Metaspace(), decoder=decoders.Metaspace())
 
 
-def charsmap():
-    """A small table of replacements, compiled by SentencePiece."""
+def sentencepiece_model(**options):
+    """The bytes of a .model with a small table of replacements."""
     rules = {"\ufb01": "fi", "\u00c5": "\u00e5", "A\u030a": "\u00e5", "\u3000": " ", "\u2460": "1", "\uff21": "a", "\u00ad": "",
              "e\u0301": "\u00e9", "\r\n": "\n"}
     model = io.BytesIO()
@@ -178,10 +179,14 @@ def charsmap():
         for key, value in rules.items():
             file.write(" ".join(f"{ord(c):X}" for c in key) + "\t" + " ".join(f"{ord(c):X}" for c in value) + "\n")
         file.flush()
-        sentencepiece.SentencePieceTrainer.train(sentence_iterator=iter(SENTENCES), model_writer=model, vocab_size=330,
-                                                 normalization_rule_tsv=file.name, minloglevel=2, hard_vocab_limit=False)
+        sentencepiece.SentencePieceTrainer.train(sentence_iterator=iter(SENTENCES), model_writer=model, minloglevel=2,
+                                                 normalization_rule_tsv=file.name, hard_vocab_limit=False, **options)
+    return model.getvalue()
+
+
+def charsmap():
     proto = sentencepiece_model_pb2.ModelProto()
-    proto.ParseFromString(model.getvalue())
+    proto.ParseFromString(sentencepiece_model(vocab_size=330))
     return proto.normalizer_spec.precompiled_charsmap
 
 
@@ -233,6 +238,37 @@ TOKENIZERS = {
 }
 
 
+SENTENCEPIECES = {
+    "sp_unigram": dict(model_type="unigram", vocab_size=380),
+    "sp_unigram_bytes": dict(model_type="unigram", vocab_size=620, byte_fallback=True, character_coverage=0.98),
+    "sp_bpe": dict(model_type="bpe", vocab_size=420, add_dummy_prefix=False),
+    "sp_bpe_bytes": dict(model_type="bpe", vocab_size=640, byte_fallback=True, character_coverage=0.98,
+                         remove_extra_whitespaces=False, allow_whitespace_only_pieces=True),
+}
+
+
+class Processor:
+    """SentencePiece's processor with the functions of a tokenizer that are used here."""
+
+    def __init__(self, model):
+        self.processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+
+    def get_vocab(self):
+        return {id: id for id in range(self.processor.vocab_size())}
+
+    def encode(self, text, add_special_tokens=False):
+        return types.SimpleNamespace(ids=self.processor.encode(text))
+
+    def encode_batch(self, texts, add_special_tokens=False):
+        return [self.encode(text) for text in texts]
+
+    def decode(self, ids, skip_special_tokens=True):
+        return self.processor.decode(ids)
+
+    def decode_batch(self, many):
+        return [self.decode(ids) for ids in many]
+
+
 def checksums(tokenizer):
     """CRC-32, for each block of code points, of the ids and the decoded text of each code point alone."""
     sums = []
@@ -245,14 +281,14 @@ def checksums(tokenizer):
     return sums
 
 
-def expected(tokenizer, texts):
+def expected(tokenizer, texts, special):
     plain = [tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
     return {
         "vocab_size": max(tokenizer.get_vocab().values()) + 1,
         "ids": plain,
-        "ids_with_special": [tokenizer.encode(text).ids for text in texts[:20]],
+        "ids_with_special": [tokenizer.encode(text).ids for text in texts[:special]],
         "decoded": [tokenizer.decode(ids) for ids in plain],
-        "decoded_with_special": [tokenizer.decode(ids, skip_special_tokens=False) for ids in plain[:20]],
+        "decoded_with_special": [tokenizer.decode(ids, skip_special_tokens=False) for ids in plain[:special]],
     }
 
 
@@ -267,21 +303,28 @@ def main():
     parser.add_argument("--length", type=int, default=10, help="parts of a random text")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--no-code-points", action="store_true")
-    parser.add_argument("--only", choices=TOKENIZERS)
+    parser.add_argument("--only", choices=[*TOKENIZERS, *SENTENCEPIECES])
     options = parser.parse_args()
     options.output.mkdir(parents=True, exist_ok=True)
     texts = ["", " ", "  ", "a", *SENTENCES, *random_texts(options.texts, options.length, options.seed)]
     dump(options.output / "texts.json", {"texts": texts, "invalid": [data.hex() for data in INVALID]})
     texts += [data.decode(errors="replace") for data in INVALID]
-    for name, make in TOKENIZERS.items():
-        if options.only not in (None, name):
-            continue
-        tokenizer = make()
-        dump(options.output / f"{name}.json", json.loads(tokenizer.to_str()))
-        result = expected(tokenizer, texts)
+    def write(name, tokenizer, special):
+        result = expected(tokenizer, texts, special)
         if not options.no_code_points:
             result["code_points"] = checksums(tokenizer)
         dump(options.output / f"{name}.expected.json", result)
+
+    for name, make in TOKENIZERS.items():
+        if options.only in (None, name):
+            tokenizer = make()
+            dump(options.output / f"{name}.json", json.loads(tokenizer.to_str()))
+            write(name, tokenizer, special=20)
+    for name, training in SENTENCEPIECES.items():
+        if options.only in (None, name):
+            model = sentencepiece_model(**training)
+            (options.output / f"{name}.model").write_bytes(model)
+            write(name, Processor(model), special=0)
 
 
 if __name__ == "__main__":

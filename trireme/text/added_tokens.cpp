@@ -80,7 +80,9 @@ AddedTokens::AddedTokens(std::vector<AddedToken> tokens, const Normalizer& norma
   // Of two tokens that look alike, a special one counts.
   std::stable_partition(tokens.begin(), tokens.end(), [](const AddedToken& token) { return token.special; });
   for (const AddedToken& token : tokens) {
-    if (token.normalized) {
+    if (!token.in_text) {
+      // It has an id and a content, and that is all.
+    } else if (token.normalized) {
       normalized_.add(token, normalize(normalizer, token.content));
     } else {
       raw_.add(token, token.content);

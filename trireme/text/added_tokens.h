@@ -25,6 +25,7 @@ struct AddedToken {
   bool rstrip = false;       ///< takes the white space after it
   bool normalized = false;   ///< is looked for in the normalised text
   bool special = false;      ///< decode() can leave it out
+  bool in_text = true;       ///< false: no text spells it, as control symbols of SentencePiece
 };
 
 /// A part of a text: an added token, or text between such.

@@ -1,6 +1,8 @@
 #include "trireme/text/bpe.h"
 
 #include <algorithm>
+#include <functional>
+#include <map>
 
 #include "trireme/base/error.h"
 #include "trireme/base/utf8.h"
@@ -19,6 +21,17 @@ int32_t required(const Vocabulary& vocabulary, std::string_view token, std::stri
   if (id) return *id;
   throw DataError("[text.bpe] {}: {} '{}' is not in the vocabulary of {} tokens; get the file again", where,
                   what, printable_line(token), vocabulary.size());
+}
+
+/// The place of each score among all, from the highest; equal ones share it.
+std::map<float, int32_t, std::greater<>> ranks_of(const std::vector<std::optional<float>>& scores) {
+  std::map<float, int32_t, std::greater<>> ranks;
+  for (const auto& score : scores) {
+    if (score) ranks.emplace(*score, 0);
+  }
+  int32_t next = 0;
+  for (auto& [score, rank] : ranks) rank = next++;
+  return ranks;
 }
 
 /// The unknown characters of a word, which become tokens when it is known whether the next is one of them.
@@ -81,6 +94,23 @@ Bpe Bpe::of_bytes(Vocabulary vocabulary, const std::string& where) {
       if (left && right) model.merges_.insert(*left, *right, {id, id});
     }
     if (token) model.byte_words_.add(*token, id, where);
+  }
+  return model;
+}
+
+Bpe Bpe::of_scores(Vocabulary vocabulary, const std::vector<std::optional<float>>& scores, BpeOptions options,
+                   const std::string& where) {
+  Bpe model(std::move(vocabulary), std::move(options));
+  model.unknown_ = required(model.vocabulary_, model.options_.unknown, "the unknown token", where);
+  const std::map<float, int32_t, std::greater<>> ranks = ranks_of(scores);
+  for (int32_t id = 0; id < model.vocabulary_.size(); ++id) {
+    const auto score = scores[static_cast<size_t>(id)];
+    const auto token = model.vocabulary_.token(id);
+    for (size_t cut = 1; score && token && cut < token->size(); ++cut) {
+      const auto left = model.vocabulary_.find(token->substr(0, cut));
+      const auto right = model.vocabulary_.find(token->substr(cut));
+      if (left && right) model.merges_.insert(*left, *right, {ranks.at(*score), id});
+    }
   }
   return model;
 }

@@ -34,6 +34,11 @@ class Bpe {
   /// rank.
   static Bpe of_bytes(Vocabulary vocabulary, const std::string& where);
 
+  /// SentencePiece's: two neighbours merge when they spell a token, the one of the highest score first.
+  /// `scores` by id; tokens that no text spells have none.
+  static Bpe of_scores(Vocabulary vocabulary, const std::vector<std::optional<float>>& scores,
+                       BpeOptions options, const std::string& where);
+
   const Vocabulary& vocabulary() const { return vocabulary_; }
 
   /// Whether take_bytes() changes nothing but the form of the words.

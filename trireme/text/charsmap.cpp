@@ -42,34 +42,49 @@ Charsmap::Charsmap(std::string_view bytes, const std::string& where) {
   texts_ = bytes.substr(sizeof trie_bytes + trie_bytes);
 }
 
-std::optional<std::string_view> Charsmap::replacement(std::string_view text) const {
+std::optional<Charsmap::Entry> Charsmap::find(std::string_view text, bool longest) const {
+  std::optional<Entry> found;
   size_t node = offset_of(units_[0]);
-  for (const char byte : text) {
-    const uint32_t label = static_cast<unsigned char>(byte);
+  for (size_t i = 0; i < text.size() && (longest || !found); ++i) {
+    const uint32_t label = static_cast<unsigned char>(text[i]);
     node ^= label;
-    if (label == 0 || node >= units_.size() || label_of(units_[node]) != label) return std::nullopt;
+    if (label == 0 || node >= units_.size() || label_of(units_[node]) != label) break;
     const uint32_t unit = units_[node];
     node ^= offset_of(unit);
     if (!has_leaf(unit)) continue;
-    if (node >= units_.size() || value_of(units_[node]) >= texts_.size()) return std::nullopt;
+    if (node >= units_.size() || value_of(units_[node]) >= texts_.size()) break;
     const std::string_view rest = std::string_view(texts_).substr(value_of(units_[node]));
-    return rest.substr(0, rest.find('\0'));
+    found = {i + 1, rest.substr(0, rest.find('\0'))};
   }
-  return std::nullopt;
+  return found;
 }
 
 void Charsmap::append(std::string& result, std::string_view grapheme) const {
   if (grapheme.size() < kLongestGrapheme) {
-    if (const auto other = replacement(grapheme)) {
-      result += *other;
+    if (const auto entry = find(grapheme, false)) {
+      result += entry->replacement;
       return;
     }
   }
   for (size_t i = 0; i < grapheme.size();) {
     const std::string_view character = grapheme.substr(i, character_length(grapheme[i]));
-    result += replacement(character).value_or(character);
+    const auto entry = find(character, false);
+    result += entry ? entry->replacement : character;
     i += character.size();
   }
+}
+
+std::string Charsmap::apply_longest(std::string_view text) const {
+  if (units_.empty()) return std::string(text);
+  std::string result;
+  result.reserve(text.size());
+  for (size_t i = 0; i < text.size();) {
+    const auto entry = find(text.substr(i), true);
+    const size_t length = entry ? entry->length : character_length(text[i]);
+    result += entry ? entry->replacement : text.substr(i, length);
+    i += length;
+  }
+  return result;
 }
 
 std::string Charsmap::apply(std::string_view text) const {

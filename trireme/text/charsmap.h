@@ -21,8 +21,16 @@ class Charsmap {
   /// EnvironmentError in a build without utf8proc unless the table is empty.
   std::string apply(std::string_view text) const;
 
+  /// As SentencePiece applies it: at each place the longest text in the table is replaced.
+  std::string apply_longest(std::string_view text) const;
+
  private:
-  std::optional<std::string_view> replacement(std::string_view text) const;
+  /// A text in the table that another one begins with.
+  struct Entry {
+    size_t length;
+    std::string_view replacement;
+  };
+  std::optional<Entry> find(std::string_view text, bool longest) const;
   void append(std::string& result, std::string_view grapheme) const;
 
   std::vector<uint32_t> units_;

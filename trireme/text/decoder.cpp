@@ -14,6 +14,8 @@ namespace {
 
 using Tokens = std::vector<std::string>;
 
+constexpr std::string_view kMetaspace = "\xe2\x96\x81";  // U+2581
+
 std::string replaced(std::string_view text, std::string_view from, std::string_view to) {
   return replace_all(text, std::string(from), to);
 }
@@ -143,6 +145,19 @@ struct TakeDecoderStep {
       const bool continues = token.starts_with(step.prefix);
       std::string text = i == 0 ? token : continues ? token.substr(step.prefix.size()) : " " + token;
       return step.cleanup ? clean_up(std::move(text)) : text;
+    });
+  }
+
+  Tokens operator()(const DecodeSentencePiece& step) {
+    bool at_begin = step.drops_first || step.drops_all;
+    return each(std::move(tokens), [&](std::string token, size_t) {
+      const bool is_unknown = token == step.unknown;
+      if (at_begin && !is_unknown && token.starts_with(kMetaspace)) {
+        token.erase(0, kMetaspace.size());
+        at_begin = step.drops_all;
+      }
+      at_begin = at_begin && !is_unknown && token.empty();
+      return is_unknown ? step.unknown_surface : replaced(token, kMetaspace, " ");
     });
   }
 

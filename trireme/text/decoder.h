@@ -32,11 +32,18 @@ struct DecodeWordPiece {
   std::string prefix;
   bool cleanup;  ///< no space before English punctuation
 };
+struct DecodeSentencePiece {
+  std::string unknown;          ///< the unknown token
+  std::string unknown_surface;  ///< what stands for it
+  bool drops_first;             ///< the space that the text begins with
+  bool drops_all;               ///< all of them
+};
 struct DecodeBpe {
   std::string suffix;
 };
-using DecoderStep = std::variant<DecodeByteLevel, JoinBytes, DecodeByteFallback, Fuse, StripTokens,
-                                 ReplaceInTokens, DecodeMetaspace, DecodeWordPiece, DecodeBpe>;
+using DecoderStep =
+    std::variant<DecodeByteLevel, JoinBytes, DecodeByteFallback, Fuse, StripTokens, ReplaceInTokens,
+                 DecodeMetaspace, DecodeWordPiece, DecodeSentencePiece, DecodeBpe>;
 
 struct Decoder {
   std::vector<DecoderStep> steps;

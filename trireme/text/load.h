@@ -19,6 +19,10 @@ Tokenizer tokenizer_from_json(const std::string& path);
 /// GPT-2's tokenizer (Radford et al. 2019).
 Tokenizer tokenizer_from_gpt2(const std::string& vocab_path, const std::string& merges_path);
 
+/// SentencePiece's .model of type unigram or BPE. Throws ConfigError for other types and for what is not
+/// read: user-defined and unused symbols, and spaces as suffixes or not escaped.
+Tokenizer tokenizer_from_sentencepiece(const std::string& path);
+
 /// tiktoken's file of bytes in base64 with their ranks; it has no special tokens. `pattern` is the name of
 /// the expression that cuts words: gpt2, cl100k, o200k, llama3 or qwen. Throws ConfigError for another one.
 Tokenizer tokenizer_from_tiktoken(const std::string& path, std::string_view pattern);

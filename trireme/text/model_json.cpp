@@ -63,7 +63,8 @@ Model unigram_from(const JsonView& json) {
     pieces.emplace_back(piece[0].get<std::string>(), piece[1].get<double>());
   }
   const auto unknown = json.has("unk_id") ? std::optional(json.at("unk_id").integer()) : std::nullopt;
-  return Unigram(pieces, unknown, json.flag_or("byte_fallback", false), json.where());
+  return Unigram(pieces, {.unknown = unknown, .byte_fallback = json.flag_or("byte_fallback", false)},
+                 json.where());
 }
 
 Model word_piece_from(const JsonView& json) {

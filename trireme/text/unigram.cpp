@@ -21,27 +21,32 @@ struct Unigram::Node {
   size_t begin = kNowhere;  ///< of the last token of the way
 };
 
-Unigram::Unigram(const Pieces& pieces, std::optional<int64_t> unknown, bool byte_fallback,
-                 const std::string& where)
-    : byte_fallback_(byte_fallback) {
+Unigram::Unigram(const Pieces& pieces, const Options& options, const std::string& where)
+    : byte_fallback_(options.byte_fallback), single_precision_(options.single_precision) {
   double least = std::numeric_limits<double>::infinity();
+  const auto is_in_text = [&](size_t id) { return options.not_in_text.empty() || !options.not_in_text[id]; };
   for (const auto& [token, score] : pieces) {
-    const auto id = static_cast<int64_t>(scores_.size());
-    vocabulary_.add(token, id, where);
+    vocabulary_.add(token, static_cast<int64_t>(scores_.size()), where);
+    if (is_in_text(scores_.size())) least = std::min(least, score);
     scores_.push_back(score);
-    least = std::min(least, score);
   }
   // Of equal tokens the last one counts, and a trie keeps the first that it is given.
-  for (size_t id = pieces.size(); id-- > 0;) trie_.insert(pieces[id].first, static_cast<int32_t>(id));
-  unknown_score_ = least - kUnknownPenalty;
-  if (!unknown) return;
-  if (*unknown < 0 || *unknown >= static_cast<int64_t>(pieces.size())) {
+  for (size_t id = pieces.size(); id-- > 0;) {
+    if (is_in_text(id)) trie_.insert(pieces[id].first, static_cast<int32_t>(id));
+  }
+  unknown_score_ = rounded(least - kUnknownPenalty);
+  if (!options.unknown) return;
+  if (*options.unknown < 0 || *options.unknown >= static_cast<int64_t>(pieces.size())) {
     throw DataError(
         "[text.unigram] {}: the unknown token has the id {}, outside the vocabulary of {}; get the file "
         "again",
-        where, *unknown, pieces.size());
+        where, *options.unknown, pieces.size());
   }
-  unknown_ = static_cast<int32_t>(*unknown);
+  unknown_ = static_cast<int32_t>(*options.unknown);
+}
+
+double Unigram::rounded(double score) const {
+  return single_precision_ ? static_cast<double>(static_cast<float>(score)) : score;
 }
 
 int32_t Unigram::unknown() const {
@@ -55,7 +60,8 @@ std::vector<Unigram::Node> Unigram::best_ways(std::string_view word) const {
   std::vector<Node> ways(word.size() + 1);
   const auto offer = [&](size_t begin, size_t end, int32_t id, double score) {
     Node& node = ways[end];
-    if (node.begin == kNowhere || score > node.score) node = {id, score, begin};
+    const double sum = rounded(score);
+    if (node.begin == kNowhere || sum > node.score) node = {id, sum, begin};
   };
   for (size_t begin = 0; begin < word.size();) {
     const size_t character = character_length(word[begin]);
@@ -89,8 +95,12 @@ void Unigram::encode(std::string_view word, std::vector<int32_t>& ids) const {
 }
 
 void Unigram::add_token(std::string_view token, std::vector<int32_t>& ids) const {
-  if (const auto id = vocabulary_.find(token)) {
-    ids.push_back(*id);
+  std::optional<int32_t> whole;
+  trie_.prefixes(token, [&](size_t length, int32_t id) {
+    if (length == token.size()) whole = id;
+  });
+  if (whole) {
+    ids.push_back(*whole);
   } else if (const auto bytes = byte_fallback_ ? byte_ids(vocabulary_, token) : std::nullopt) {
     ids.insert(ids.end(), bytes->begin(), bytes->end());
   } else {

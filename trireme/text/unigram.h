@@ -16,10 +16,16 @@ namespace trireme::text {
 class Unigram {
  public:
   using Pieces = std::vector<std::pair<std::string, double>>;
+  struct Options {
+    std::optional<int64_t> unknown = {};  ///< id of the token for characters that are in none
+    bool byte_fallback = false;           ///< unknown characters are spelled as <0x0A>
+    bool single_precision = false;        ///< of sums, as in SentencePiece
+    std::vector<bool> not_in_text = {};   ///< by id, tokens that no text spells; empty: there are none
+  };
 
   /// Tokens with their log probabilities; an id is a place in `pieces`. Throws DataError naming `where` for
   /// an unknown token outside of it.
-  Unigram(const Pieces& pieces, std::optional<int64_t> unknown, bool byte_fallback, const std::string& where);
+  Unigram(const Pieces& pieces, const Options& options, const std::string& where);
 
   const Vocabulary& vocabulary() const { return vocabulary_; }
 
@@ -32,12 +38,13 @@ class Unigram {
   std::vector<Node> best_ways(std::string_view word) const;
   void add_token(std::string_view token, std::vector<int32_t>& ids) const;
   int32_t unknown() const;
+  double rounded(double score) const;
 
   Vocabulary vocabulary_;
   std::vector<double> scores_;  ///< by id
   Trie trie_;
   std::optional<int32_t> unknown_;
-  bool byte_fallback_;
+  bool byte_fallback_, single_precision_;
   double unknown_score_;
 };
 

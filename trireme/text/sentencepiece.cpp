@@ -1,0 +1,235 @@
+// Numbers of fields and types are those of sentencepiece_model.proto.
+#include <protozero/exception.hpp>
+#include <protozero/pbf_reader.hpp>
+
+#include <cmath>
+
+#include "trireme/base/error.h"
+#include "trireme/base/utf8.h"
+#include "trireme/text/json_view.h"
+#include "trireme/text/load.h"
+
+namespace trireme::text {
+namespace {
+
+constexpr const char* kSpaceSymbol = "\xe2\x96\x81";  // U+2581
+
+enum class PieceType { kNormal = 1, kUnknown = 2, kControl = 3, kUserDefined = 4, kUnused = 5, kByte = 6 };
+enum class ModelType { kUnigram = 1, kBpe = 2 };
+
+struct SentencePiece {
+  std::string text;
+  float score = 0.0f;
+  PieceType type = PieceType::kNormal;
+};
+
+struct SentencePieceFile {
+  std::vector<SentencePiece> pieces;
+  ModelType type = ModelType::kUnigram;
+  bool byte_fallback = false;
+  bool spaces_are_suffixes = false;
+  std::string unknown_surface = " \xe2\x81\x87 ";
+  std::string charsmap;
+  bool add_dummy_prefix = true;
+  bool remove_extra_whitespaces = true;
+  bool escape_whitespaces = true;
+};
+
+SentencePiece piece_from(protozero::pbf_reader message) {
+  SentencePiece piece;
+  while (message.next()) {
+    switch (message.tag()) {
+      case 1:
+        piece.text = message.get_string();
+        break;
+      case 2:
+        piece.score = message.get_float();
+        break;
+      case 3:
+        piece.type = static_cast<PieceType>(message.get_enum());
+        break;
+      default:
+        message.skip();
+    }
+  }
+  return piece;
+}
+
+void read_trainer(protozero::pbf_reader message, SentencePieceFile& file) {
+  while (message.next()) {
+    switch (message.tag()) {
+      case 3:
+        file.type = static_cast<ModelType>(message.get_enum());
+        break;
+      case 24:
+        file.spaces_are_suffixes = message.get_bool();
+        break;
+      case 35:
+        file.byte_fallback = message.get_bool();
+        break;
+      case 44:
+        file.unknown_surface = message.get_string();
+        break;
+      default:
+        message.skip();
+    }
+  }
+}
+
+void read_normalizer(protozero::pbf_reader message, SentencePieceFile& file) {
+  while (message.next()) {
+    switch (message.tag()) {
+      case 2:
+        file.charsmap = message.get_bytes();
+        break;
+      case 3:
+        file.add_dummy_prefix = message.get_bool();
+        break;
+      case 4:
+        file.remove_extra_whitespaces = message.get_bool();
+        break;
+      case 5:
+        file.escape_whitespaces = message.get_bool();
+        break;
+      default:
+        message.skip();
+    }
+  }
+}
+
+SentencePieceFile read_sentencepiece(const std::string& path) {
+  const std::string bytes = read_bounded(path);
+  SentencePieceFile file;
+  try {
+    protozero::pbf_reader message(bytes);
+    while (message.next()) {
+      switch (message.tag()) {
+        case 1:
+          file.pieces.push_back(piece_from(message.get_message()));
+          break;
+        case 2:
+          read_trainer(message.get_message(), file);
+          break;
+        case 3:
+          read_normalizer(message.get_message(), file);
+          break;
+        default:
+          message.skip();
+      }
+    }
+  } catch (const protozero::exception& error) {
+    throw DataError(
+        "[text.sentencepiece] {} is no model of SentencePiece, or is cut short ({}); get the file again",
+        path, error.what());
+  }
+  return file;
+}
+
+[[noreturn]] void refuse_feature(const std::string& path, std::string_view feature) {
+  throw ConfigError(
+      "[text.sentencepiece] {} has {}, which is not read; convert it to a tokenizer.json with the Python "
+      "library transformers",
+      path, feature);
+}
+
+void check_features(const SentencePieceFile& file, const std::string& path) {
+  if (file.type != ModelType::kUnigram && file.type != ModelType::kBpe)
+    refuse_feature(path,
+                   fmt::format("the model type {}, neither unigram nor BPE", static_cast<int>(file.type)));
+  if (file.spaces_are_suffixes) refuse_feature(path, "treat_whitespace_as_suffix");
+  if (!file.escape_whitespaces) refuse_feature(path, "escape_whitespaces=false");
+  for (const SentencePiece& piece : file.pieces) {
+    const bool is_read = piece.type == PieceType::kNormal || piece.type == PieceType::kUnknown ||
+                         piece.type == PieceType::kControl || piece.type == PieceType::kByte;
+    if (!is_read)
+      refuse_feature(path, fmt::format("the user-defined or unused symbol '{}'", printable_line(piece.text)));
+    if (!is_utf8(piece.text) || !std::isfinite(piece.score)) {
+      throw DataError("[text.sentencepiece] {}: '{}' is no UTF-8 or has no finite score; get the file again",
+                      path, printable_line(piece.text));
+    }
+  }
+}
+
+/// The space in front is there, too, where replacements leave nothing of a text; where spaces at the end go,
+/// so does it.
+Normalizer normalizer_of(const SentencePieceFile& file, const std::string& path) {
+  const LongestReplacements replacements{Charsmap(file.charsmap, path)};
+  const Replace escape{std::string(" "), kSpaceSymbol};
+  if (!file.remove_extra_whitespaces) {
+    if (file.add_dummy_prefix) return {Prepend{" "}, replacements, escape};
+    return {replacements, escape};
+  }
+  const Replace at_begin{Regex(R"(\A +)"), ""}, repeated{Regex(" +"), " "};
+  const Replace at_end{Regex("(?:" + std::string(kSpaceSymbol) + R"()+\z)"), ""};
+  if (file.add_dummy_prefix) return {replacements, at_begin, repeated, Prepend{" "}, escape, at_end};
+  return {replacements, at_begin, repeated, escape, at_end};
+}
+
+size_t unknown_of(const SentencePieceFile& file, const std::string& path) {
+  for (size_t id = 0; id < file.pieces.size(); ++id) {
+    if (file.pieces[id].type == PieceType::kUnknown) return id;
+  }
+  throw DataError("[text.sentencepiece] {} has no unknown symbol among its {} pieces; get the file again",
+                  path, file.pieces.size());
+}
+
+Model bpe_of(const SentencePieceFile& file, const std::string& unknown, const std::string& path) {
+  Vocabulary vocabulary;
+  std::vector<std::optional<float>> scores;
+  for (const SentencePiece& piece : file.pieces) {
+    vocabulary.add(piece.text, static_cast<int64_t>(scores.size()), path);
+    scores.push_back(piece.type == PieceType::kNormal ? std::optional(piece.score) : std::nullopt);
+  }
+  return Bpe::of_scores(std::move(vocabulary), scores,
+                        {.unknown = unknown, .fuse_unknown = true, .byte_fallback = file.byte_fallback},
+                        path);
+}
+
+Model unigram_of(const SentencePieceFile& file, size_t unknown, const std::string& path) {
+  Unigram::Pieces pieces;
+  std::vector<bool> not_in_text;
+  for (const SentencePiece& piece : file.pieces) {
+    pieces.emplace_back(piece.text, static_cast<double>(piece.score));
+    not_in_text.push_back(piece.type != PieceType::kNormal);
+  }
+  return Unigram(pieces,
+                 {.unknown = static_cast<int64_t>(unknown),
+                  .byte_fallback = file.byte_fallback,
+                  .single_precision = true,
+                  .not_in_text = not_in_text},
+                 path);
+}
+
+AddedTokens control_symbols(const SentencePieceFile& file) {
+  std::vector<AddedToken> tokens;
+  for (size_t id = 0; id < file.pieces.size(); ++id) {
+    if (file.pieces[id].type != PieceType::kControl) continue;
+    tokens.push_back(
+        {.content = file.pieces[id].text, .id = static_cast<int32_t>(id), .special = true, .in_text = false});
+  }
+  return {std::move(tokens), {}};
+}
+
+}  // namespace
+
+Tokenizer tokenizer_from_sentencepiece(const std::string& path) {
+  const SentencePieceFile file = read_sentencepiece(path);
+  check_features(file, path);
+  const size_t unknown = unknown_of(file, path);
+  const std::string& unknown_text = file.pieces[unknown].text;
+  TokenizerParts parts{
+      .name = path,
+      .normalizer = normalizer_of(file, path),
+      .pre_tokenizer = {},
+      .model =
+          file.type == ModelType::kBpe ? bpe_of(file, unknown_text, path) : unigram_of(file, unknown, path),
+      .added = control_symbols(file),
+      .post_processor = {},
+      .decoder = {.steps = {DecodeByteFallback{},
+                            DecodeSentencePiece{unknown_text, file.unknown_surface, file.add_dummy_prefix,
+                                                file.remove_extra_whitespaces}},
+                  .separator = ""}};
+  return Tokenizer(std::move(parts));
+}
+
+}  // namespace trireme::text
