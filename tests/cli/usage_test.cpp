@@ -166,7 +166,6 @@ TEST(Usage, NamesOfOtherTrainersLeadToOursOrNowhere) {
       {"--grad-accum", "did you mean '--train.micro_batch'? "},
       {"--grad_accum_steps", "did you mean '--train.micro_batch'? "},
       {"--fsdp", "did you mean '--parallel.policy'? "},
-      {"--deepspeed", "did you mean '--parallel.policy'? "},
       {"--n-stages", "did you mean '--parallel.pp'? "},
       {"--save-every", "did you mean '--checkpoint.every'? "},
       {"--eval-interval", "did you mean '--train.val_every'? "},

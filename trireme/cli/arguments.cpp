@@ -141,7 +141,6 @@ constexpr std::pair<std::string_view, std::string_view> kOtherNames[] = {
     {"cuda", "device"},
     {"dataset", "data.path"},
     {"ddp", "parallel.policy"},
-    {"deepspeed", "parallel.policy"},
     {"devices", "ranks"},
     {"dtype", "precision.compute"},
     {"eval_every", "train.val_every"},
@@ -178,7 +177,6 @@ constexpr std::pair<std::string_view, std::string_view> kOtherNames[] = {
     {"n_stages", "parallel.pp"},
     {"nproc_per_node", "ranks"},
     {"num_epochs", "train.epochs"},
-    {"num_gpus", "ranks"},
     {"num_layers", "model.n_layers"},
     {"num_train_epochs", "train.epochs"},
     {"num_workers", "data.threads"},
@@ -353,6 +351,31 @@ void add_config_file(CLI::App& verb, std::string& path) {
       verb.add_option("CONFIG", path, "YAML config file; without one, defaults and overrides apply")
           ->option_text(" ");
   verb.add_option("--config", path, "Same as CONFIG")->option_text("FILE")->excludes(argument);
+}
+
+CLI::Option* add_deepspeed(CLI::App& verb, DeepSpeedOptions& options) {
+  verb.add_option("--deepspeed_config", options.config,
+                  "DeepSpeed's JSON config: its keys count more than CONFIG, less than variables and options")
+      ->option_text("FILE");
+  CLI::Option* const flag = verb.add_option(
+      "--deepspeed", options.word,
+      "The same; without FILE it may stand beside --deepspeed_config, as in DeepSpeed's scripts");
+  return flag->option_text("[FILE]")->expected(0, 1);
+}
+
+std::string deepspeed_file(const DeepSpeedOptions& options, bool flag, std::string& config) {
+  if (flag && options.word.empty() && options.config.empty()) {
+    throw UsageError("[cli.arguments] --deepspeed names no file", "write --deepspeed FILE.json");
+  }
+  if (options.config.empty()) return options.word;
+  if (options.word.empty()) return options.config;
+  if (!config.empty()) {
+    throw UsageError(fmt::format("[cli.arguments] --deepspeed {} and --deepspeed_config {} are two files",
+                                 options.word, options.config),
+                     "remove one of them");
+  }
+  config = options.word;
+  return options.config;
 }
 
 std::string shell_line(const std::vector<std::string>& words) {

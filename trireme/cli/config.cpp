@@ -6,6 +6,7 @@
 #include "trireme/cli/front.h"
 #include "trireme/cli/train_job.h"
 #include "trireme/plan/config.h"
+#include "trireme/plan/deepspeed.h"
 
 namespace trireme::cli {
 namespace {
@@ -14,6 +15,8 @@ using Json = nlohmann::ordered_json;
 
 struct ShowOptions {
   std::string path;
+  DeepSpeedOptions deepspeed;
+  std::optional<int64_t> ranks;
   bool origin = false;
   bool json = false;
 };
@@ -38,9 +41,23 @@ void print_show_json(plan::ResolvedConfig resolved, bool origin) {
   fmt::print("{}\n", Json{{"schema", "trireme.config/1"}, {"config", values}}.dump(2));
 }
 
-int show(const ShowOptions& options, const Front& front) {
+plan::DeepSpeedFile named_file(const std::string& path, std::optional<int64_t> ranks) {
+  return {.path = path, .text = "", .ranks = [ranks](const plan::Config&) { return ranks; }};
+}
+
+plan::ResolvedConfig load_shown(ShowOptions options, bool flag, const Front& front) {
+  const std::string file = deepspeed_file(options.deepspeed, flag, options.path);
   const plan::ConfigSources sources{.path = options.path, .text = "", .overrides = front.overrides};
-  const plan::ResolvedConfig resolved = plan::load(sources, front.environment);
+  if (!file.empty()) return plan::load(sources, named_file(file, options.ranks), front.environment);
+  if (options.ranks) {
+    throw UsageError("[cli.config] -n has no effect without --deepspeed_config",
+                     "remove it; 'trireme train --dry-run' plans for a number of ranks");
+  }
+  return plan::load(sources, front.environment);
+}
+
+int show(const ShowOptions& options, bool flag, const Front& front) {
+  const plan::ResolvedConfig resolved = load_shown(options, flag, front);
   say_notes(resolved);
   if (options.json) {
     print_show_json(resolved, options.origin);
@@ -84,15 +101,64 @@ int schema() {
   return 0;
 }
 
+struct FromDeepSpeedOptions {
+  std::string path;
+  std::optional<int64_t> ranks;
+  bool keys = false, json = false;
+};
+
+int from_deepspeed(const FromDeepSpeedOptions& options) {
+  if (options.keys) {
+    fmt::print("{}", plan::describe_deepspeed_keys());
+    return 0;
+  }
+  if (options.path.empty())
+    throw UsageError("[cli.config] from-deepspeed needs a file", "give DeepSpeed's JSON");
+  const plan::DeepSpeedConfig config = plan::read_deepspeed(named_file(options.path, options.ranks), {});
+  if (!options.json) {
+    fmt::print("{}", plan::to_yaml(config));
+    return 0;
+  }
+  Json settings = Json::array();
+  for (const plan::DeepSpeedSetting& setting : config.settings)
+    settings.push_back({{"key", setting.key}, {"value", setting.value}, {"origin", setting.why}});
+  fmt::print(
+      "{}\n",
+      Json{{"schema", "trireme.deepspeed/1"}, {"settings", settings}, {"notes", config.notes}}.dump(2));
+  return 0;
+}
+
+void add_ranks(CLI::App& verb, std::optional<int64_t>& ranks) {
+  verb.add_option("-n,--ranks", ranks,
+                  "Ranks of the run, where DeepSpeed's file makes the micro-batch depend on them")
+      ->option_text("RANKS")
+      ->check(CLI::Range(1, 1'000'000));
+}
+
+void add_from_deepspeed(CLI::App& verb, Front& front) {
+  auto options = std::make_shared<FromDeepSpeedOptions>();
+  CLI::App* from =
+      verb.add_subcommand("from-deepspeed", "Print what a JSON config of DeepSpeed becomes, as YAML");
+  CLI::Option* const file =
+      from->add_option("FILE", options->path, "DeepSpeed's JSON config")->option_text(" ");
+  add_ranks(*from, options->ranks);
+  from->add_flag("--keys", options->keys, "Print the table of all keys instead, in Markdown")->excludes(file);
+  from->add_flag("--json", options->json, "Print one JSON document");
+  from->callback([options, &front] { front.action = [options] { return from_deepspeed(*options); }; });
+}
+
 void add_show(CLI::App& verb, Front& front) {
   auto options = std::make_shared<ShowOptions>();
   CLI::App* show_verb = verb.add_subcommand("show", "Print the resolved config as YAML");
   add_config_file(*show_verb, options->path);
+  CLI::Option* const flag = add_deepspeed(*show_verb, options->deepspeed);
+  add_ranks(*show_verb, options->ranks);
   show_verb->add_flag("--origin", options->origin, "Show where each value came from");
   show_verb->add_flag("--json", options->json, "Print one JSON document");
   show_verb->footer("Any config key can be given as --section.key=value.");
-  show_verb->callback(
-      [options, &front] { front.action = [options, &front] { return show(*options, front); }; });
+  show_verb->callback([options, flag, &front] {
+    front.action = [options, flag, &front] { return show(*options, flag->count() > 0, front); };
+  });
 }
 
 void add_schema(CLI::App& verb, Front& front) {
@@ -124,6 +190,7 @@ void add_config(CLI::App& app, Front& front) {
   add_show(*verb, front);
   add_schema(*verb, front);
   add_keys(*verb, front);
+  add_from_deepspeed(*verb, front);
 }
 
 }  // namespace trireme::cli

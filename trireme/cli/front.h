@@ -13,7 +13,8 @@
 
 namespace CLI {
 class App;
-}
+class Option;
+}  // namespace CLI
 
 namespace trireme::cli {
 
@@ -62,6 +63,19 @@ void add_version(CLI::App& app, Front& front);
 /// Adds the config file to `verb`, as the argument CONFIG and as the option --config FILE, of which one may
 /// be given.
 void add_config_file(CLI::App& verb, std::string& path);
+
+/// What a command line says about DeepSpeed's file.
+struct DeepSpeedOptions {
+  std::string config;  ///< behind --deepspeed_config
+  std::string word;    ///< behind --deepspeed, which may stand alone
+};
+
+/// Adds --deepspeed_config FILE and --deepspeed [FILE] to `verb`; returns the latter.
+CLI::Option* add_deepspeed(CLI::App& verb, DeepSpeedOptions& options);
+
+/// The file that they name; empty: none. `flag`: --deepspeed was given. Where it stands before a word that
+/// is not its own, that word is `config`. Throws UsageError when there is a flag without a file.
+std::string deepspeed_file(const DeepSpeedOptions& options, bool flag, std::string& config);
 
 /// Adds --run-dir to `verb`, where it looks for runs instead of in Front::runs_root().
 void add_run_dir(CLI::App& verb, Front& front);

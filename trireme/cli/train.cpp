@@ -24,6 +24,8 @@ namespace {
 
 struct TrainArguments {
   TrainJob job;
+  DeepSpeedOptions deepspeed;
+  std::optional<int64_t> nodes;  ///< hosts, as DeepSpeed's launcher counts them; -n is then of each
   bool dry_run = false;
   bool summary = false;
   std::optional<int64_t> profile;
@@ -41,9 +43,11 @@ int print_plan(const RunPlan& run, const plan::Config& config, bool json) {
 
 /// A launcher started this process as one of its ranks: check, then become that rank.
 int become_rank(TrainArguments options, Front& front, const plan::WorldSpec& world) {
-  if (options.job.ranks && *options.job.ranks != world.world_size) {
-    throw ConfigError("[cli.train] -n {} contradicts the {} ranks that {} started; remove -n",
-                      *options.job.ranks, world.world_size, plan::launcher_in_words(world.launcher));
+  const int64_t nodes = options.nodes.value_or(1);
+  if (options.job.ranks && *options.job.ranks * nodes != world.world_size) {
+    throw ConfigError("[cli.train] -n {}{} contradicts the {} ranks that {} started; remove -n",
+                      *options.job.ranks, nodes > 1 ? fmt::format(" on each of {} hosts", nodes) : "",
+                      world.world_size, plan::launcher_in_words(world.launcher));
   }
   if (options.summary) {
     throw ConfigError(
@@ -59,9 +63,7 @@ int become_rank(TrainArguments options, Front& front, const plan::WorldSpec& wor
         plan::launcher_in_words(world.launcher));
   }
   const std::optional<ResumePoint> resume = find_resume_point(options.job, front);
-  const plan::ConfigSources sources{
-      .path = options.job.config, .text = "", .overrides = options.job.overrides};
-  plan::ResolvedConfig resolved = plan::load(sources, front.environment);
+  plan::ResolvedConfig resolved = load_config(options.job, front, world.world_size);
   settle_data_path(resolved.config, options.job.config);
   settle_kept_files(resolved, options.job.config);
   settle_weights_path(resolved.config, runs_root(options.job, front));
@@ -144,6 +146,12 @@ void check_resume_word(const TrainJob& job, bool given) {
 int train(const TrainArguments& options, Front& front) {
   const plan::WorldSpec world = plan::detect_world(front.environment);
   if (world.launcher != "none") return join_world(options, front, world);
+  if (options.nodes.value_or(1) > 1) {
+    throw ConfigError(
+        "[cli.train] --num_nodes {}: this command starts ranks of its own host only; start it with torchrun "
+        "--no-python, srun or mpirun on all of them (docs/guide/many_hosts.md)",
+        *options.nodes);
+  }
   if (options.dry_run) return dry_run(options.job, front);
   const FinishedJob finished = run_train_job(options.job, front);
   if (!options.summary || finished.code != 0) return finished.code;
@@ -161,8 +169,16 @@ void add_train(CLI::App& app, Front& front) {
   auto options = std::make_shared<TrainArguments>();
   CLI::App* verb = app.add_subcommand("train", "Train a model on all GPUs of this machine, or on CPU ranks");
   add_config_file(*verb, options->job.config);
-  verb->add_option("-n,--ranks", options->job.ranks, "Ranks to start here (default: all GPUs, else 2)")
+  CLI::Option* const deepspeed = add_deepspeed(*verb, options->deepspeed);
+  verb->add_option("-n,--ranks,--num_gpus", options->job.ranks,
+                   "Ranks to start here (default: all GPUs, else 2)")
       ->option_text("RANKS");
+  verb->add_option(
+          "--num_nodes", options->nodes,
+          "Hosts, as DeepSpeed's launcher counts them; above 1 torchrun, srun or mpirun must start the "
+          "ranks")
+      ->option_text("HOSTS")
+      ->check(CLI::Range(1, 1'000'000));
   verb->add_option("--run-dir", options->job.run_dir,
                    "Parent of run directories (default: $TRIREME_RUN_DIR, else ./runs)")
       ->option_text("DIR");
@@ -202,10 +218,13 @@ void add_train(CLI::App& app, Front& front) {
       "  trireme train configs/quickstart.yaml --train.steps=50\n"
       "  trireme train configs/quickstart.yaml --checkpoint.every=100 --max-restarts 3\n"
       "  trireme train -n 4 --model.preset=gpt-tiny --parallel.policy=zero2 --dry-run\n"
-      "  trireme train configs/pipeline.yaml --pipeline.schedule=zb_v");
-  verb->callback([options, resume, &front] {
-    front.action = [options, resume, &front] {
+      "  trireme train configs/pipeline.yaml --pipeline.schedule=zb_v\n"
+      "  trireme train configs/quickstart.yaml --deepspeed_config configs/deepspeed/zero2_config.json");
+  verb->callback([options, resume, deepspeed, &front] {
+    front.action = [options, resume, deepspeed, &front] {
       check_resume_word(options->job, resume->count() > 0);
+      options->job.deepspeed =
+          deepspeed_file(options->deepspeed, deepspeed->count() > 0, options->job.config);
       options->job.overrides = front.overrides;
       if (options->profile) {
         options->job.overrides.push_back(fmt::format("train.profile_steps={}", *options->profile));

@@ -20,6 +20,7 @@
 #include "trireme/launch/exits.h"
 #include "trireme/launch/local.h"
 #include "trireme/plan/config_files.h"
+#include "trireme/plan/deepspeed.h"
 #include "trireme/plan/pipeline.h"
 #include "trireme/report/run_dir.h"
 
@@ -67,10 +68,14 @@ void say_how_it_ended(const report::RunDirectory& directory, int code, int64_t r
   }
 }
 
+/// GPUs that a run of `config` may use.
+int gpus_for(const plan::Config& config) {
+  return config.device == plan::Device::kCpu || !kHasCuda ? 0 : gpu_count();
+}
+
 /// With paths as the config of a run has them.
 plan::Config asked_config(const TrainJob& job, const Front& front) {
-  plan::ResolvedConfig resolved =
-      plan::load({.path = job.config, .text = "", .overrides = job.overrides}, front.environment);
+  plan::ResolvedConfig resolved = load_config(job, front);
   settle_data_path(resolved.config, job.config);
   settle_kept_files(resolved, job.config);
   settle_weights_path(resolved.config, runs_root(job, front));
@@ -305,11 +310,21 @@ Request train_request(const TrainJob& job, const Front& front, const plan::Resol
           .generate = {}};
 }
 
-PreparedJob prepare_train_job(const TrainJob& job, const Front& front) {
+plan::ResolvedConfig load_config(const TrainJob& job, const Front& front, std::optional<int64_t> world_size) {
   const plan::ConfigSources sources{.path = job.config, .text = "", .overrides = job.overrides};
-  plan::ResolvedConfig resolved = plan::load(sources, front.environment);
+  if (job.deepspeed.empty()) return plan::load(sources, front.environment);
+  const auto ranks = [&](const plan::Config& config) -> std::optional<int64_t> {
+    if (world_size) return world_size;
+    const int gpus = gpus_for(config);
+    return choose_ranks(job.ranks, choose_device(config.device, gpus), gpus);
+  };
+  return plan::load(sources, {.path = job.deepspeed, .text = "", .ranks = ranks}, front.environment);
+}
+
+PreparedJob prepare_train_job(const TrainJob& job, const Front& front) {
+  plan::ResolvedConfig resolved = load_config(job, front);
   plan::Config& config = resolved.config;
-  const int gpus = config.device == plan::Device::kCpu || !kHasCuda ? 0 : gpu_count();
+  const int gpus = gpus_for(config);
   const plan::Device device = choose_device(config.device, gpus);
   if (config.device != device) {
     config.device = device;

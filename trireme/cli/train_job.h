@@ -14,6 +14,7 @@ namespace trireme::cli {
 
 struct TrainJob {
   std::string config;                  ///< YAML file; empty: defaults
+  std::string deepspeed = {};          ///< DeepSpeed's JSON file; empty: none
   std::vector<std::string> overrides;  ///< "section.key=value", later ones win
   std::optional<int64_t> ranks;        ///< none: all GPUs, else 2
   std::string run_dir;                 ///< parent of the run directory; empty: the front's
@@ -41,6 +42,11 @@ struct FinishedJob {
 /// the end when it left no summary. Throws ConfigError, OutOfMemory and EnvironmentError before anything is
 /// started.
 FinishedJob run_train_job(TrainJob job, Front& front);
+
+/// The config of the job's sources. `world_size`: of the launcher that this process is a rank of; none: the
+/// job's ranks start here.
+plan::ResolvedConfig load_config(const TrainJob& job, const Front& front,
+                                 std::optional<int64_t> world_size = {});
 
 /// The parent of the job's run directory.
 std::string runs_root(const TrainJob& job, const Front& front);

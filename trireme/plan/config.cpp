@@ -13,6 +13,7 @@
 #include "trireme/base/text.h"
 #include "trireme/plan/config_aliases.h"
 #include "trireme/plan/config_internal.h"
+#include "trireme/plan/deepspeed.h"
 #include "trireme/plan/model_facts.h"
 #include "trireme/plan/policy.h"
 #include "trireme/plan/presets.h"
@@ -104,11 +105,14 @@ Assignments all_in_our_keys(const Assignments& said) {
   return all;
 }
 
-/// The assignments of each source, in rising precedence.
-using Sources = std::array<Assignments, 3>;
+/// The assignments of each source, in rising precedence. The second is DeepSpeed's file, where there is one.
+using Sources = std::array<Assignments, 4>;
+constexpr size_t kDeepSpeedSource = 1;
 
 Sources collect(const ConfigSources& sources, const Environment& environment) {
-  return {all_in_our_keys(from_yaml(sources)), all_in_our_keys(from_environment(environment)),
+  return {all_in_our_keys(from_yaml(sources)),
+          {},
+          all_in_our_keys(from_environment(environment)),
           all_in_our_keys(from_overrides(sources.overrides))};
 }
 
@@ -297,14 +301,30 @@ class Resolver {
   std::map<std::string, size_t> last_source_;
 };
 
+ResolvedConfig resolve(const Sources& sources, bool tokenizes) {
+  Resolver resolver;
+  resolver.merge(sources);
+  resolver.complete();
+  check_config(resolver.resolved().config, resolver.resolved().origins, tokenizes);
+  return resolver.resolved();
+}
+
 }  // namespace
 
 ResolvedConfig load(const ConfigSources& sources, const Environment& environment) {
-  Resolver resolver;
-  resolver.merge(collect(sources, environment));
-  resolver.complete();
-  check_config(resolver.resolved().config, resolver.resolved().origins, sources.tokenizes);
-  return resolver.resolved();
+  return resolve(collect(sources, environment), sources.tokenizes);
+}
+
+ResolvedConfig load(const ConfigSources& sources, const DeepSpeedFile& file, const Environment& environment) {
+  Sources all = collect(sources, environment);
+  Resolver others;
+  others.merge(all);
+  const DeepSpeedConfig theirs = read_deepspeed(file, others.resolved().config);
+  for (const DeepSpeedSetting& setting : theirs.settings)
+    all[kDeepSpeedSource].push_back({setting.key, setting.value, setting.why});
+  ResolvedConfig resolved = resolve(all, sources.tokenizes);
+  resolved.notes.insert(resolved.notes.end(), theirs.notes.begin(), theirs.notes.end());
+  return resolved;
 }
 
 }  // namespace trireme::plan

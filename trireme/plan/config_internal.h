@@ -1,6 +1,6 @@
 #pragma once
 // Shared by the sources of the configuration: values as text on their way into fields. Private to
-// plan/config*.cpp.
+// plan/config*.cpp and plan/deepspeed.cpp.
 #include <fmt/format.h>
 
 #include <optional>
