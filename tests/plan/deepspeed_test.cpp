@@ -248,7 +248,8 @@ TEST(DeepSpeedBatch, ContradictionsAreRefusedWithTheNumbers) {
   const auto without_ranks =
       file_of(R"({"train_batch_size": 32, "gradient_accumulation_steps": 4})", std::nullopt);
   expect_refusal([&] { read_deepspeed(without_ranks, {}); }, {"-n"});
-  expect_refusal([&] { resolved_with(R"({"train_batch_size": 0})"); }, {"train_batch_size = 0", "1 or more"});
+  expect_refusal([&] { resolved_with(R"({"train_batch_size": 0})"); },
+                 {"train_batch_size = 0", "it must be 1 to"});
 }
 
 TEST(DeepSpeedBatch, RanksOfAPipelineShareABatch) {
@@ -326,7 +327,30 @@ TEST(DeepSpeedSource, ErrorsNameThePlaceTheKeyAndTheFix) {
                  {"missing.json: there is no such file"});
 }
 
+TEST(DeepSpeedSource, FilesThatNobodyMeansAreRefusedAndNothingElseHappens) {
+  std::string deep = "1";
+  deep = std::string(100'000, '[') + deep + std::string(100'000, ']');
+  expect_refusal([&] { resolved_with("{\"steps_per_print\": " + deep + "}"); }, {"nested more than 16 deep"});
+  expect_refusal([] { resolved_with(R"({"train_batch_size": 18446744073709551615})"); }, {"it must be 1 to"});
+  expect_refusal([] { resolved_with(R"({"gradient_clipping": 1e999})"); }, {"ds.json: ", "correct the JSON"});
+  expect_refusal(
+      [] {
+        resolved_with(R"({"train_micro_batch_size_per_gpu": 1000000000,
+                                         "gradient_accumulation_steps": 1000000000})");
+      },
+      {"train.rank_batch=1000000000000000000"});
+}
+
+TEST(DeepSpeedSource, AValueWithLinesStaysInsideItsComment) {
+  const std::string yaml =
+      to_yaml(read_deepspeed(file_of(R"({"tensorboard": {"job_name": "a\nseed: 7"}})"), {}));
+  EXPECT_EQ(load({.text = yaml}, Environment()).config.seed, Config().seed) << yaml;
+}
+
 TEST(DeepSpeedSource, WhatDeepSpeedWouldAssumeIsSet) {
+  expect_keys(resolved_with(R"({"optimizer": {"type": "AdamW", "params": {"torch_adam": true}}})").config,
+              {{"optim.weight_decay", "0.01"}});
+
   const ResolvedConfig resolved = resolved_with(R"({"optimizer": {"type": "Adam"}})");
   expect_keys(resolved.config,
               {{"optim.lr", "0.001"}, {"optim.beta2", "0.999"}, {"optim.weight_decay", "0"}});

@@ -62,6 +62,9 @@ constexpr OptimizerParameter kOptimizerParameters[] = {{"lr", "optim.lr", "0.001
                                                        {"momentum", "optim.momentum", "", "0"},
                                                        {"nesterov", "optim.nesterov", "", "false"}};
 
+/// PyTorch's own AdamW, which torch_adam asks for, decays where a file leaves the decay out.
+constexpr std::string_view kDecayOfTorch = "0.01";
+
 /// DeepSpeed's name of a schedule in lower case, and ours.
 struct SchedulerType {
   std::string_view name;
@@ -209,7 +212,9 @@ class Translation {
   int64_t count(const std::string& key) const {
     const Given* const value = closed(key);
     if (value == nullptr) return 0;
-    if (value->number < 1.0) refuse(*value, "it must be 1 or more; correct it");
+    constexpr double kMost = 1e9;  // as of train.global_batch
+    if (value->number < 1.0 || value->number > kMost)
+      refuse(*value, fmt::format("it must be 1 to {}; correct it", kMost));
     return static_cast<int64_t>(value->number);
   }
 
@@ -243,8 +248,9 @@ class Translation {
 
   void set_micro_batch(int64_t all, int64_t micro, int64_t steps, const std::string& why) {
     const std::optional<int64_t> ranks = known_ranks();
-    const int64_t least = micro * std::max<int64_t>(steps, 1) * ranks.value_or(1);
-    const bool fits = steps > 0 && ranks ? all == least : all % least == 0;
+    const int64_t of_one_step = micro * ranks.value_or(1);
+    const int64_t quotient = all % of_one_step == 0 ? all / of_one_step : 0;  // 0: there is none
+    const bool fits = quotient > 0 && (steps == 0 || (ranks ? quotient == steps : quotient % steps == 0));
     if (!fits) {
       throw ConfigError(
           "[plan.deepspeed] {}: train_batch_size = {}: it is not train_micro_batch_size_per_gpu {} x "
@@ -259,7 +265,7 @@ class Translation {
   /// The micro-batch of `all` samples in so many steps on each rank.
   int64_t share(int64_t all, int64_t steps) const {
     const int64_t ranks = data_parallel_ranks("gradient_accumulation_steps", steps);
-    if (all % (steps * ranks) == 0) return all / (steps * ranks);
+    if (all % ranks == 0 && all / ranks % steps == 0) return all / ranks / steps;
     throw ConfigError(
         "[plan.deepspeed] {}: gradient_accumulation_steps = {}: a batch of {} cannot be divided among {} "
         "micro-batches on {} data-parallel ranks; change one of the three",
@@ -304,6 +310,8 @@ class Translation {
   void set_parameter(const OptimizerParameter& parameter, const OptimizerType& row, const Given& type) {
     const std::string key = fmt::format("optimizer.params.{}", parameter.name);
     std::string_view left_out = row.ours == OptimizerName::kAdamW ? parameter.of_adam : parameter.of_sgd;
+    if (parameter.name == "weight_decay" && is_true("optimizer.params.torch_adam") && decays_beside())
+      left_out = kDecayOfTorch;
     const Given* const value = find(key);
     if (left_out.empty()) {
       if (value != nullptr) refuse(*value, fmt::format("{} has no such parameter; remove it", type.text));
@@ -313,6 +321,12 @@ class Translation {
       set(std::string(parameter.ours), std::string(left_out), key + " is left out");
     else if (!value->open)
       set(std::string(parameter.ours), value->text, key);
+  }
+
+  /// Whether Adam is AdamW.
+  bool decays_beside() const {
+    const Given* const mode = closed("optimizer.params.adam_w_mode");
+    return mode == nullptr || mode->text == "true" || lower_case(find("optimizer.type")->text) == "adamw";
   }
 
   void set_betas(const OptimizerType& row, const Given& type) {
@@ -336,7 +350,7 @@ class Translation {
     const Given* const mode = closed("optimizer.params.adam_w_mode");
     if (mode != nullptr && row.ours != OptimizerName::kAdamW)
       refuse(*mode, fmt::format("{} has no such parameter; remove it", type.text));
-    if (mode != nullptr && mode->text == "false" && decay > 0.0 && lower_case(type.text) != "adamw") {
+    if (decay > 0.0 && mode != nullptr && !decays_beside()) {
       refuse(*mode, fmt::format("weight decay ({}) in the gradient of Adam (L2) is not here; set it to true "
                                 "for AdamW, or weight_decay to 0",
                                 decay));
@@ -517,6 +531,13 @@ std::string read_json_file(const std::string& path) {
   return read_text_file(path, kMostJsonBytes);
 }
 
+/// A control character in a value or a file's name must not end the comment.
+std::string as_comment(std::string text) {
+  std::ranges::replace_if(
+      text, [](unsigned char letter) { return letter < 0x20; }, '?');
+  return "# " + text;
+}
+
 /// For the table of readers.
 std::string becomes(const DeepSpeedKey& row) {
   switch (row.effect) {
@@ -551,12 +572,12 @@ DeepSpeedConfig read_deepspeed(const DeepSpeedFile& file, const Config& ours) {
 
 std::string to_yaml(const DeepSpeedConfig& config) {
   std::string yaml;
-  for (const std::string& note : config.notes) yaml += fmt::format("# {}\n", note);
+  for (const std::string& note : config.notes) yaml += as_comment(note) + "\n";
   std::map<std::string, std::string> sections;
   for (const DeepSpeedSetting& setting : config.settings) {
     const size_t dot = setting.key.find('.');
     sections[setting.key.substr(0, dot)] +=
-        fmt::format("  {}: {}  # {}\n", setting.key.substr(dot + 1), setting.value, setting.why);
+        fmt::format("  {}: {}  {}\n", setting.key.substr(dot + 1), setting.value, as_comment(setting.why));
   }
   for (const auto& [section, lines] : sections) yaml += fmt::format("{}:\n{}", section, lines);
   return yaml;

@@ -22,11 +22,17 @@ std::string line_and_column(const std::string& text, size_t byte) {
 }
 
 /// Refuses a key that an object has twice, as DeepSpeed does: a parser would keep the last one in silence.
-class TwiceCheck {
+/// And a depth that no file means, before anything walks down into it.
+class ShapeCheck {
  public:
-  explicit TwiceCheck(const std::string& name) : name_(name) {}
+  explicit ShapeCheck(const std::string& name) : name_(name) {}
 
-  bool operator()(int /*depth*/, DeepSpeedJson::parse_event_t event, DeepSpeedJson& value) {
+  bool operator()(int depth, DeepSpeedJson::parse_event_t event, DeepSpeedJson& value) {
+    constexpr int kDeepest = 16;
+    if (depth > kDeepest) {
+      throw ConfigError("[plan.deepspeed] {}: values are nested more than {} deep; correct the JSON", name_,
+                        kDeepest);
+    }
     if (event == DeepSpeedJson::parse_event_t::object_start) keys_.emplace_back();
     if (event == DeepSpeedJson::parse_event_t::object_end) keys_.pop_back();
     if (event == DeepSpeedJson::parse_event_t::key && !keys_.back().insert(value.get<std::string>()).second) {
@@ -43,7 +49,7 @@ class TwiceCheck {
 
 DeepSpeedJson parse_json(const std::string& text, const std::string& name) {
   try {
-    TwiceCheck check(name);
+    ShapeCheck check(name);
     constexpr bool kThrows = true, kIgnoresComments = true;
     DeepSpeedJson root = DeepSpeedJson::parse(text, check, kThrows, kIgnoresComments);
     if (root.is_object()) return root;

@@ -26,8 +26,9 @@ struct DeepSpeedKey {
   std::string_view key;  ///< "zero_optimization.stage"; with ".*" at the end: all keys below
   DeepSpeedType type;
   DeepSpeedEffect effect;
-  std::string_view ours = "";   ///< our keys, with commas between
-  std::string_view about = "";  ///< for the note, or why it is refused and what to do; kSets: how it differs
+  std::string_view ours = "";  ///< our keys, with commas between
+  std::string_view about =
+      "";  ///< for the note, or why it is refused and what to do; kSets, kTogether: for readers
   std::string_view accepted = "";  ///< kOnly
   DeepSpeedWords words = {};       ///< kSets: theirs, ours
 };
