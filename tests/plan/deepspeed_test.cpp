@@ -109,6 +109,7 @@ const std::map<std::string, Example>& examples() {
       {"fp16.min_loss_scale", {{}, "1", "2"}},
       {"bf16.enabled", {{}, "false", "true"}},
       {"bfloat16.enabled", {{}, "false", "true"}},
+      {"data_types.grad_accum_dtype", {{{"bf16.enabled", "true"}}, "fp32", "bf16"}},
       {"communication_data_type", {{}, "fp32", "bf16"}},
       {"zero_optimization.zero_hpz_partition_size", {{{"zero_optimization.stage", "3"}}, "1", "2"}}};
   return table;
@@ -306,7 +307,8 @@ TEST(DeepSpeedSource, ErrorsNameThePlaceTheKeyAndTheFix) {
        {"zero_optimization.stage = 4: it must be one of 0, 1, 2, 3"}},
       {R"({"zero_optimization": {"stage": "2"}})", {"stage = 2: this is not a whole number"}},
       {R"({"fp16": {"enabled": 1}})", {"fp16.enabled = 1: this is not true or false"}},
-      {R"({"fp16": {"enabled": true}, "bf16": {"enabled": true}})", {"bf16.enabled is true as well"}},
+      {R"({"fp16": {"enabled": true}, "bf16": {"enabled": true}})",
+       {"bf16.enabled = true: fp16 is enabled as well"}},
       {R"({"fp16": {"initial_scale_power": 32}})", {"initial_scale_power = 32", "2^24"}},
       {R"({"optimizer": {"params": {"lr": 1}}})", {"optimizer: it has no type"}},
       {R"({"optimizer": {"type": "Lamb"}})", {"optimizer.type = Lamb"}},
@@ -320,6 +322,8 @@ TEST(DeepSpeedSource, ErrorsNameThePlaceTheKeyAndTheFix) {
       {R"({"scheduler": {"type": "WarmupDecayLR"}})", {"total_num_steps"}},
       {R"({"scheduler": {"type": "WarmupLR", "params": {"cos_min_ratio": 1}}})",
        {"WarmupLR has no such parameter"}},
+      {R"({"bf16": {"enabled": true}, "data_types": {"grad_accum_dtype": "fp16"}})",
+       {"grad_accum_dtype = fp16", "(bf16)"}},
       {R"({"communication_data_type": "int8"})", {"communication_data_type = int8", "fp32, bf16"}},
       {R"({"gradient_clipping": -1})", {"train.grad_clip=-1 (ds.json: gradient_clipping)", "at least 0"}}};
   for (const auto& [text, words] : mistakes) expect_refusal([&] { resolved_with(text); }, words);

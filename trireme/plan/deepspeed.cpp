@@ -74,6 +74,10 @@ constexpr SchedulerType kSchedulerTypes[] = {{"warmuplr", LrSchedule::kConstant}
                                              {"warmupdecaylr", LrSchedule::kLinear},
                                              {"warmupcosinelr", LrSchedule::kCosine}};
 
+/// Keys that choose the dtype of parameters and activations.
+constexpr std::pair<const char*, std::string_view> kDtypeSwitches[] = {
+    {"fp16.enabled", "fp16"}, {"bf16.enabled", "bf16"}, {"bfloat16.enabled", "bf16"}};
+
 class Translation {
  public:
   Translation(const DeepSpeedFile& file, const Config& ours, std::vector<Given> values)
@@ -364,9 +368,12 @@ class Translation {
   }
 
   /// Of a setting of the file, else `otherwise`.
-  double number_of(const std::string& key, double otherwise) const {
+  std::string text_of(const std::string& key, std::string otherwise) const {
     const auto found = std::ranges::find(result_.settings, key, &DeepSpeedSetting::key);
-    return found == result_.settings.end() ? otherwise : std::stod(found->value);
+    return found == result_.settings.end() ? std::move(otherwise) : found->value;
+  }
+  double number_of(const std::string& key, double otherwise) const {
+    return std::stod(text_of(key, fmt::format("{}", otherwise)));
   }
 
   void settle_schedule(const SchedulerType& row, const Given& type) {
@@ -434,16 +441,31 @@ class Translation {
   // ---- precision
 
   void settle_precision() {
-    const bool fp16 = is_true("fp16.enabled"), bf16 = is_true("bf16.enabled") || is_true("bfloat16.enabled");
-    if (fp16 && bf16) refuse(*find("fp16.enabled"), "bf16.enabled is true as well; disable one of them");
-    const char* const on = is_true("bf16.enabled") ? "bf16.enabled" : "bfloat16.enabled";
-    if (fp16) set("precision.compute", "fp16", "fp16.enabled");
-    if (bf16) set("precision.compute", "bf16", on);
-    for (const char* key : {"fp16.enabled", "bf16.enabled", "bfloat16.enabled"}) {
-      const bool none_is_open = !is_open("fp16.enabled") && !is_open("bf16.enabled");
-      if (closed(key) != nullptr && !fp16 && !bf16 && none_is_open) set("precision.compute", "fp32", key);
+    std::string_view compute;  // empty: none is enabled
+    bool some_is_open = false;
+    for (const auto& [key, dtype] : kDtypeSwitches) {
+      some_is_open = some_is_open || is_open(key);
+      if (!is_true(key)) continue;
+      if (!compute.empty() && compute != dtype)
+        refuse(*find(key), fmt::format("{} is enabled as well; disable one of them", compute));
+      compute = dtype;
+      set("precision.compute", std::string(compute), key);
+    }
+    for (const auto& [key, dtype] : kDtypeSwitches) {
+      if (compute.empty() && !some_is_open && find(key) != nullptr) set("precision.compute", "fp32", key);
     }
     settle_loss_scale();
+    settle_sum_dtype();
+  }
+
+  /// Sums of micro-batches are in fp32 or in the dtype of the parameters.
+  void settle_sum_dtype() {
+    const Given* const dtype = closed("data_types.grad_accum_dtype");
+    if (dtype == nullptr) return;
+    const std::string compute = text_of("precision.compute", std::string(name(ours_.precision.compute)));
+    if (dtype->text != "fp32" && dtype->text != compute)
+      refuse(*dtype, fmt::format("gradients are summed in fp32, or as they are computed ({})", compute));
+    set("precision.accumulate", dtype->text == "fp32" ? "fp32" : "compute", dtype->key);
   }
 
   void settle_loss_scale() {
@@ -493,7 +515,7 @@ class Translation {
 
   void settle_policy() {
     const auto found = std::ranges::find(result_.settings, "parallel.policy", &DeepSpeedSetting::key);
-    const bool is_zero3 = found != result_.settings.end() && found->value == "zero3";
+    const bool is_zero3 = text_of("parallel.policy", "") == "zero3";
     // A sharding that another source chose for fsdp is not for the policies that have a stage.
     if (found != result_.settings.end())
       result_.settings.push_back({"parallel.sharding", "auto", found->why});

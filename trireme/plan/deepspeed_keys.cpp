@@ -15,7 +15,6 @@ constexpr Pair kStages[] = {{"0", "ddp"}, {"1", "zero1"}, {"2", "zero2"}, {"3", 
 /// The form before stages were numbered.
 constexpr Pair kOldStages[] = {{"false", "ddp"}, {"true", "zero1"}};
 constexpr Pair kFp32OnWire[] = {{"false", "auto"}, {"true", "fp32"}};
-constexpr Pair kSumDtypes[] = {{"fp32", "fp32"}, {"fp16", "compute"}, {"bf16", "compute"}};
 
 constexpr std::string_view kBatch = "train.global_batch, train.rank_batch, train.micro_batch";
 constexpr std::string_view kCompute = "precision.compute";
@@ -127,7 +126,8 @@ constexpr DeepSpeedKey kKeys[] = {
     {"torch_autocast.enabled", kFlag, kOnly, "",
      "parameters are cast as a whole instead; set bf16 or fp16 instead", "false"},
     {"torch_autocast.*", kAny, kNeedless, "", kOff},
-    {"data_types.grad_accum_dtype", kWord, kSets, "precision.accumulate", "", "", kSumDtypes},
+    {"data_types.grad_accum_dtype", kWord, kTogether, "precision.accumulate",
+     "fp32, or the dtype that is computed with"},
     // gradients
     {"gradient_clipping", kNumber, kSets, "train.grad_clip"},
     {"prescale_gradients", kFlag, kNeedless, "", kSummedInFp32},
@@ -167,6 +167,7 @@ constexpr DeepSpeedKey kKeys[] = {
     {"zero_optimization.max_reuse_distance", kWhole, kNeedless, "", kByUnit},
     {"zero_optimization.stage3_module_granularity_threshold", kWhole, kNeedless, "", kByUnit},
     {"zero_optimization.stage3_use_all_reduce_for_fetch_params", kFlag, kNeedless, "", kByUnit},
+    {"zero_optimization.stage3_allgather_sequential", kFlag, kNeedless, "", kFlat},
     {"zero_optimization.round_robin_gradients", kFlag, kNeedless, "", kFlat},
     {"zero_optimization.ignore_unused_parameters", kFlag, kNeedless, "", kModelKnown},
     {"zero_optimization.memory_efficient_linear", kFlag, kNeedless, "", kModelKnown},
@@ -184,6 +185,7 @@ constexpr DeepSpeedKey kKeys[] = {
     {"zero_optimization.offload_param.device", kWord, kOnly, "", kNoOffload, "none"},
     {"zero_optimization.offload_param.*", kAny, kNeedless, "", kNothingOffloaded},
     {"zero_optimization.cpu_offload", kFlag, kOnly, "", kNoOffload, "false"},
+    {"zero_optimization.cpu_offload_param", kFlag, kOnly, "", kNoOffload, "false"},
     {"zero_optimization.cpu_offload_params", kFlag, kOnly, "", kNoOffload, "false"},
     {"zero_optimization.cpu_offload_use_pin_memory", kFlag, kNeedless, "", kNothingOffloaded},
     {"zero_optimization.zero_quantized_weights", kFlag, kOnly, "",
@@ -191,6 +193,8 @@ constexpr DeepSpeedKey kKeys[] = {
     {"zero_optimization.zero_quantized_nontrainable_weights", kFlag, kOnly, "", kNotHere, "false"},
     {"zero_optimization.zero_quantized_gradients", kFlag, kOnly, "",
      "remove it, and set parallel.comm_hook=int8 for gradients in 8 bits", "false"},
+    {"zero_optimization.zeropp_loco_param.*", kAny, kNeedless, "", kOff},
+    {"zero_optimization.zenflow.*", kAny, kRefused, "", kNotHere},
     {"zero_optimization.mics_shard_size", kWhole, kOnly, "",
      "remove it, and set parallel.policy=fsdp:hybrid_shard with parallel.dp_shard (ranks of a group) and "
      "parallel.dp_replicate (groups)",
