@@ -157,7 +157,7 @@ bool parse_whole_index(const std::string& text) {
   bool covered = true;
   bool small = true;
   for (const auto& [name, tensor] : index.tensors) {
-    const int64_t numel = *checked_numel(tensor.shape);
+    const int64_t numel = *plan::checked_numel(tensor.shape);
     small &= numel <= 4096;
     if (small) covered &= covers(tensor, numel);
   }
@@ -215,14 +215,17 @@ FuzzTarget index_target() {
                  {.name = "shard-1", .bytes = 76, .header_bytes = 64, .header_digest = 2}};
   StoredTensor flat{.dtype = "I16", .shape = {3, 4}, .pieces = {}};
   flat.pieces.push_back(
-      {.file = 0, .entry = "w", .offset = 64, .region = Region::flat({3, 4}, {0, 8}), .digests = {11}});
-  flat.pieces.push_back(
-      {.file = 1, .entry = "w", .offset = 64, .region = Region::flat({3, 4}, {8, 12}), .digests = {12}});
+      {.file = 0, .entry = "w", .offset = 64, .region = plan::Region::flat({3, 4}, {0, 8}), .digests = {11}});
+  flat.pieces.push_back({.file = 1,
+                         .entry = "w",
+                         .offset = 64,
+                         .region = plan::Region::flat({3, 4}, {8, 12}),
+                         .digests = {12}});
   StoredTensor boxes{.dtype = "U8", .shape = {4, 3}, .pieces = {}};
   boxes.pieces.push_back(
-      {.file = 0, .entry = "c", .offset = 80, .region = Region::box({0, 0}, {4, 2}), .digests = {13}});
+      {.file = 0, .entry = "c", .offset = 80, .region = plan::Region::box({0, 0}, {4, 2}), .digests = {13}});
   boxes.pieces.push_back(
-      {.file = 1, .entry = "c", .offset = 72, .region = Region::box({0, 2}, {4, 1}), .digests = {14}});
+      {.file = 1, .entry = "c", .offset = 72, .region = plan::Region::box({0, 2}, {4, 1}), .digests = {14}});
   index.tensors = {{"w", flat}, {"c", boxes}};
   Index empty{.step = 0,
               .generation = 0,

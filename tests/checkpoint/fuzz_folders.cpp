@@ -127,7 +127,7 @@ SafetensorsHeader header_of(const Json& entries) {
     if (!sizes.is_array()) fail_json("fuzz", "a shape is no list");
     HeaderEntry& made = header.tensors[name];
     for (const Json& size : sizes) made.shape.push_back(count_of(Json{{"size", size}}, "size", "fuzz"));
-    const auto numel = checked_numel(made.shape);
+    const auto numel = plan::checked_numel(made.shape);
     if (!numel || *numel > kSmall) fail_json("fuzz", "an entry is larger than its file");
     std::tie(made.dtype, made.begin, made.end) = std::tuple("U8", end, end + *numel);
     end = made.end;
@@ -144,7 +144,7 @@ bool take_boxes(const std::string& text) {
   for (size_t i = 0; i < files.size(); ++i)
     layout.add_file(fmt::format("folder/{}.safetensors", i), header_of(files[i]), kDataBegin, {});
   const bool small = std::ranges::all_of(layout.tensors(), [](const auto& tensor) {
-    const auto numel = checked_numel(tensor.second.shape);
+    const auto numel = plan::checked_numel(tensor.second.shape);
     return numel && *numel <= kSmall;
   });
   const bool accepted = is_accepted([&layout] { layout.check_boxes(); });

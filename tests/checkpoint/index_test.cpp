@@ -26,20 +26,23 @@ Index example() {
   index.state = {.name = "state.json", .bytes = 9, .header_bytes = 9, .header_digest = 3};
   StoredTensor matrix{.dtype = "F32", .shape = {3, 4}, .pieces = {}};
   matrix.pieces.push_back(
-      {.file = 0, .entry = "w", .offset = 64, .region = Region::flat({3, 4}, {0, 6}), .digests = {11}});
-  matrix.pieces.push_back(
-      {.file = 1, .entry = "w", .offset = 64, .region = Region::flat({3, 4}, {6, 12}), .digests = {12}});
+      {.file = 0, .entry = "w", .offset = 64, .region = plan::Region::flat({3, 4}, {0, 6}), .digests = {11}});
+  matrix.pieces.push_back({.file = 1,
+                           .entry = "w",
+                           .offset = 64,
+                           .region = plan::Region::flat({3, 4}, {6, 12}),
+                           .digests = {12}});
   StoredTensor columns{.dtype = "I16", .shape = {2, 3}, .pieces = {}};
   columns.pieces.push_back(
-      {.file = 0, .entry = "c", .offset = 88, .region = Region::box({0, 0}, {2, 2}), .digests = {13}});
+      {.file = 0, .entry = "c", .offset = 88, .region = plan::Region::box({0, 0}, {2, 2}), .digests = {13}});
   columns.pieces.push_back(
-      {.file = 1, .entry = "c", .offset = 88, .region = Region::box({0, 2}, {2, 1}), .digests = {14}});
+      {.file = 1, .entry = "c", .offset = 88, .region = plan::Region::box({0, 2}, {2, 1}), .digests = {14}});
   StoredTensor scalar{.dtype = "F64", .shape = {}, .pieces = {}};
   scalar.pieces.push_back(
-      {.file = 1, .entry = "s", .offset = 92, .region = Region::whole({}), .digests = {15}});
+      {.file = 1, .entry = "s", .offset = 92, .region = plan::Region::whole({}), .digests = {15}});
   StoredTensor bytes{.dtype = "U8", .shape = {4}, .pieces = {}};
   bytes.pieces.push_back(
-      {.file = 0, .entry = "b", .offset = 96, .region = Region::whole({4}), .digests = {16}});
+      {.file = 0, .entry = "b", .offset = 96, .region = plan::Region::whole({4}), .digests = {16}});
   index.tensors = {{"w", matrix}, {"c", columns}, {"s", scalar}, {"b", bytes}};
   return index;
 }
@@ -53,7 +56,7 @@ TEST(Index, ReadsItselfBack) {
   EXPECT_EQ(back.generation, 2);
   EXPECT_EQ(back.metadata.at("tied \"head\""), "\n");
   EXPECT_EQ(back.state, example().state);
-  EXPECT_EQ(back.tensors.at("c").pieces[1].region, Region::box({0, 2}, {2, 1}));
+  EXPECT_EQ(back.tensors.at("c").pieces[1].region, plan::Region::box({0, 2}, {2, 1}));
   EXPECT_EQ(back.bytes(), 48 + 12 + 8 + 4);
 }
 
@@ -179,7 +182,7 @@ TEST(Index, OfMorePiecesThanAnyRunHasIsRead) {
     tensor.pieces.push_back({.file = 0,
                              .entry = fmt::format("w@{}", i),
                              .offset = 8 + i,
-                             .region = Region::flat({kPieces}, {i, i + 1}),
+                             .region = plan::Region::flat({kPieces}, {i, i + 1}),
                              .digests = {1}});
   const std::string text = format_index(index);
   ASSERT_LT(std::ssize(text), kMaxJsonBytes);

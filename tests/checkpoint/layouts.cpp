@@ -21,15 +21,15 @@ Place place_of(const Layout& layout, int64_t rank) {
           rest / layout.shards / layout.replicas};
 }
 
-Region local_box(const ModelTensor& tensor, int64_t rank, int64_t ranks) {
-  Region box = Region::whole(tensor.shape);
+plan::Region local_box(const ModelTensor& tensor, int64_t rank, int64_t ranks) {
+  plan::Region box = plan::Region::whole(tensor.shape);
   if (tensor.split_dim < 0) return box;
   const auto dim = static_cast<size_t>(tensor.split_dim);
   const int64_t size = tensor.shape[dim];
   const int64_t begin = size * rank / ranks, end = size * (rank + 1) / ranks;
   box.start[dim] = begin;
   box.extent[dim] = end - begin;
-  return Region::box(box.start, box.extent);
+  return plan::Region::box(box.start, box.extent);
 }
 
 bool in_stage(const ModelTensor& tensor, int64_t stage, int64_t stages) {
@@ -110,7 +110,7 @@ std::vector<PieceSpec> written_by(const Layout& layout, int64_t rank) {
     const auto tensor = std::ranges::find(model(), piece.tensor, &ModelTensor::name);
     return tensor->split_dim < 0 && place.tensor > 0;
   });
-  for (PieceSpec& piece : pieces) piece.region = share_of(piece.region, place.replica, layout.replicas);
+  for (PieceSpec& piece : pieces) piece.region = plan::share_of(piece.region, place.replica, layout.replicas);
   return pieces;
 }
 
@@ -118,7 +118,7 @@ std::string bytes_of(const PieceSpec& piece) {
   const int64_t itemsize = safetensors_itemsize(piece.dtype);
   const uint64_t key = xxh3(piece.tensor);
   std::string bytes(static_cast<size_t>(piece.region.numel() * itemsize), '\0');
-  for (RunCursor cursor(piece.shape, piece.region); !cursor.done(); cursor.next()) {
+  for (plan::RunCursor cursor(piece.shape, piece.region); !cursor.done(); cursor.next()) {
     for (int64_t i = 0; i < cursor.run().length; ++i) {
       const uint64_t value = mix64(key, static_cast<uint64_t>(cursor.run().begin + i));
       std::memcpy(bytes.data() + (cursor.run().local + i) * itemsize, &value, static_cast<size_t>(itemsize));

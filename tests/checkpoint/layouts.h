@@ -22,7 +22,7 @@ std::vector<Layout> layouts(int64_t ranks);
 
 struct ModelTensor {
   std::string name, dtype;
-  Shape shape;
+  plan::Shape shape;
   int64_t block = 0;       ///< blocks are divided over the stages
   int64_t split_dim = -1;  ///< over tensor ranks; -1: every one holds all of it
 };

@@ -32,9 +32,9 @@ class Numbers : public Source {
     tensors_ = std::move(tensors);
   }
   const std::map<std::string, std::string>& metadata() const override { return none_; }
-  void read(const std::string& name, const Region& region, void* out) const override {
+  void read(const std::string& name, const plan::Region& region, void* out) const override {
     const SourceTensor& tensor = tensors_.at(name);
-    for (RunCursor cursor(tensor.shape, region); !cursor.done(); cursor.next()) {
+    for (plan::RunCursor cursor(tensor.shape, region); !cursor.done(); cursor.next()) {
       for (int64_t i = 0; i < cursor.run().length; ++i)
         static_cast<float*>(out)[cursor.run().local + i] = static_cast<float>(cursor.run().begin + i);
     }
@@ -77,7 +77,7 @@ TEST(ModelFolder, ReadsAnyRegionFromAnyFile) {
   ASSERT_TRUE(is_model_folder(fixture.path));
   const auto source = open_source(fixture.path);
   std::vector<float> values(5);
-  source->read("second", Region::flat({3, 4}, {5, 10}), values.data());
+  source->read("second", plan::Region::flat({3, 4}, {5, 10}), values.data());
   EXPECT_EQ(values, (std::vector<float>{5, 6, 7, 8, 9}));
 }
 

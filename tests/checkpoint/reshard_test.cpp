@@ -7,6 +7,23 @@ namespace trireme::checkpoint::testing {
 namespace {
 
 /// Every layout with up to eight ranks reads what every other one has written, byte for byte.
+/// Whatever the layout, what its ranks write covers the model.
+TEST(Reshard, EveryLayoutWritesEveryElementOnce) {
+  for (const testing::Layout& layout : testing::layouts(8)) {
+    for (const testing::ModelTensor& tensor : testing::model()) {
+      std::vector<PieceSpec> pieces;
+      for (int64_t rank = 0; rank < layout.ranks(); ++rank) {
+        for (PieceSpec& piece : testing::written_by(layout, rank)) {
+          if (piece.tensor == tensor.name) pieces.push_back(std::move(piece));
+        }
+      }
+      std::vector<const plan::Region*> regions;
+      for (const PieceSpec& piece : pieces) regions.push_back(&piece.region);
+      ASSERT_EQ(plan::coverage_error(tensor.shape, regions), "") << layout.name() << " " << tensor.name;
+    }
+  }
+}
+
 TEST(Reshard, AllOrderedPairsOfLayoutsReadEveryByte) {
   const Scratch scratch;
   const std::vector<Layout> all = layouts(8);
@@ -39,14 +56,14 @@ TEST(Reshard, LargePiecesAreReadByTheChunksThatAreNeeded) {
   constexpr int64_t kNumel = 3 * kChunkBytes / 4 + 1000;
   std::vector<uint32_t> values(kNumel);
   for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<uint32_t>(i * 2654435761u);
-  const Shape shape = {kNumel};
+  const plan::Shape shape = {kNumel};
   Store store(scratch.path("checkpoints"));
   const std::string temporary = temporary_name(1, store.generation(), 1);
   write_shard(store.begin(temporary),
               {.rank = 0,
                .step = 1,
                .generation = store.generation(),
-               .pieces = {{"x", "F32", shape, Region::whole(shape)}},
+               .pieces = {{"x", "F32", shape, plan::Region::whole(shape)}},
                .metadata = {},
                .state = {}},
               [&](size_t) { return values.data(); });
@@ -63,7 +80,7 @@ TEST(Reshard, LargePiecesAreReadByTheChunksThatAreNeeded) {
                                                                            {kNumel - 1, kNumel},
                                                                            {9, 9}}) {
     std::vector<uint32_t> read(static_cast<size_t>(end - begin));
-    checkpoint.read("x", Region::flat(shape, {begin, end}), read.data());
+    checkpoint.read("x", plan::Region::flat(shape, {begin, end}), read.data());
     EXPECT_TRUE(std::equal(read.begin(), read.end(), values.begin() + begin)) << begin << " " << end;
   }
   const std::string file = scratch.path(fmt::format("checkpoints/{}/shard-00000.safetensors", name));
@@ -72,9 +89,10 @@ TEST(Reshard, LargePiecesAreReadByTheChunksThatAreNeeded) {
   damaged.put('!');
   damaged.close();
   std::vector<uint32_t> read(static_cast<size_t>(kNumel));
-  checkpoint.read("x", Region::flat(shape, {0, chunk}), read.data());
-  checkpoint.read("x", Region::flat(shape, {2 * chunk, kNumel}), read.data());
-  EXPECT_THROW(checkpoint.read("x", Region::flat(shape, {chunk + 5, chunk + 6}), read.data()), DataError);
+  checkpoint.read("x", plan::Region::flat(shape, {0, chunk}), read.data());
+  checkpoint.read("x", plan::Region::flat(shape, {2 * chunk, kNumel}), read.data());
+  EXPECT_THROW(checkpoint.read("x", plan::Region::flat(shape, {chunk + 5, chunk + 6}), read.data()),
+               DataError);
   EXPECT_EQ(checkpoint.verify().size(), 1u);
 }
 

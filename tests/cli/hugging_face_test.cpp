@@ -37,7 +37,7 @@ class Bytes : public checkpoint::Source {
     }
   }
   const std::map<std::string, std::string>& metadata() const override { return none_; }
-  void read(const std::string&, const checkpoint::Region& region, void* out) const override {
+  void read(const std::string&, const plan::Region& region, void* out) const override {
     for (int64_t i = 0; i < region.numel() * 2; ++i)
       static_cast<char*>(out)[i] = static_cast<char>((region.range.begin * 2 + i) % 113);
   }

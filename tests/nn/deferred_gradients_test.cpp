@@ -56,7 +56,7 @@ std::shared_ptr<LanguageModel> make(const Setting& setting) {
   const InitialWeights initial(config, 3);
   for (const auto& entry : model->named_parameters()) {
     at::Tensor param = entry.value(), values = at::empty({param.numel()});
-    initial(entry.key(), 0, values);
+    initial(entry.key(), plan::Region::whole(param.sizes().vec()), values);
     param.set_data(values.view(param.sizes()).to(setting.dtype));
     if (setting.lends) lend_gradient(param, at::full_like(param, std::nan("")));
   }

@@ -79,7 +79,7 @@ inline Fp8Pass pass_of(const Fp8Setting& setting) {
   const InitialWeights initial(config, 3);
   for (const auto& entry : model->named_parameters()) {
     at::Tensor param = entry.value(), values = at::empty({param.numel()});
-    initial(entry.key(), 0, values);
+    initial(entry.key(), plan::Region::whole(param.sizes().vec()), values);
     param.set_data(values.view(param.sizes()).to(setting.device, at::kBFloat16));
   }
   if (!setting.trains) model->eval();

@@ -18,11 +18,20 @@ namespace {
 
 using Values = std::vector<float>;
 
+plan::Shape shape_of(const plan::ModelConfig& config, const std::string& name) {
+  for (const plan::UnitSpec& unit : plan::describe(config, config.max_seq_len).units) {
+    for (const plan::ParamSpec& param : unit.params)
+      if (param.name == name) return param.shape;
+  }
+  return {};
+}
+
 /// Elements of a parameter of a GPT-2 at whose width the deviation of matrices is 0.02.
 Values values(const std::string& name, int64_t first, size_t count, uint64_t seed = 1) {
   const plan::ModelConfig config{.n_layers = 8, .d_model = 1000};
   at::Tensor out = at::empty({static_cast<int64_t>(count)});
-  InitialWeights(config, seed)(name, first, out);
+  const plan::Range range{first, first + static_cast<int64_t>(count)};
+  InitialWeights(config, seed)(name, plan::Region::flat(shape_of(config, name), range), out);
   return {out.const_data_ptr<float>(), out.const_data_ptr<float>() + count};
 }
 
@@ -34,6 +43,23 @@ TEST(Init, AnyPartOfAParameterEqualsThatPartOfTheWhole) {
     const Values part = values(kTable, first, static_cast<size_t>(count));
     EXPECT_TRUE(std::equal(part.begin(), part.end(), whole.begin() + first));
   }
+}
+
+/// Columns of a matrix, and a range of their elements, are those of the whole matrix.
+TEST(Init, AnyBoxOfAParameterEqualsThatBoxOfTheWhole) {
+  const plan::ModelConfig config{.n_layers = 2, .d_model = 24};
+  const InitialWeights initial(config, 5);
+  const std::string name = "transformer.h.1.mlp.c_fc.weight";
+  const plan::Shape shape = shape_of(config, name);
+  at::Tensor whole = at::empty({shape[0] * shape[1]});
+  initial(name, plan::Region::whole(shape), whole);
+  plan::Region columns = plan::Region::box({3, 8}, {7, 16});
+  columns.range = {5, 100};
+  at::Tensor part = at::empty({columns.numel()});
+  initial(name, columns, part);
+  const at::Tensor expected =
+      whole.view(shape).narrow(0, 3, 7).narrow(1, 8, 16).reshape({-1}).slice(0, 5, 100);
+  EXPECT_TRUE(at::equal(part, expected));
 }
 
 TEST(Init, DependsOnSeedAndName) {

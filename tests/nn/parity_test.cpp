@@ -107,9 +107,8 @@ class Trained {
         units_(plan::describe(reference.model, length_).units),
         model_(nn::build(reference.model)),
         engine_(*model_, units_, comm::make_mesh(world, plan::MeshShape::fit({}, 1)), options(),
-                [this](const std::string& name, int64_t first, at::Tensor& out) {
-                  const at::Tensor weight = reference_.tensors->read("weights/" + name);
-                  out.copy_(weight.reshape({-1}).narrow(0, first, out.numel()));
+                [this](const std::string& name, const plan::Region& region, at::Tensor& out) {
+                  out.copy_(reference_.tensors->read("weights/" + name, region));
                 }),
         optimizer_(optim::build(optim_config(), engine_.optimizer_params())) {
     train::connect(*model_, engine_);

@@ -73,9 +73,8 @@ class TrainedVision {
         units_(plan::describe(reference.model).units),
         model_(train::make_image_model(reference.model, mesh)),
         engine_(*model_, units_, mesh, {.policy = plan::find_policy(plan::PolicyName::kFsdp)},
-                [&](const std::string& name, int64_t first, at::Tensor& out) {
-                  const at::Tensor weight = reference.tensors.read("weights/" + name);
-                  out.copy_(weight.reshape({-1}).narrow(0, first, out.numel()));
+                [&](const std::string& name, const plan::Region& region, at::Tensor& out) {
+                  out.copy_(reference.tensors.read("weights/" + name, region));
                 }),
         optimizer_(optim::build({.beta1 = settings_["beta1"],
                                  .beta2 = settings_["beta2"],

@@ -280,7 +280,7 @@ TEST(OwnModule, AMeshAlongWhichNothingIsSplitIsRefused) {
             parallel::Pipeline(plan::make_schedule(plan::ScheduleName::k1F1B, {1, 2}), {}, {}, mesh);
           },
           words);
-      const auto values = [](const std::string&, int64_t, at::Tensor& out) { out.zero_(); };
+      const auto values = [](const std::string&, const plan::Region&, at::Tensor& out) { out.zero_(); };
       expect_refusal(
           [&] { const parallel::DataParallel engine(net, parallel::block_units(net, {}), mesh, {}, values); },
           words);

@@ -453,7 +453,7 @@ TEST(DataParallel, RefusesUnitsThatDoNotCoverTheModule) {
     std::vector<plan::UnitSpec> units = plan::describe(config, 8).units;
     units.pop_back();
     const comm::Mesh mesh = comm::make_mesh(world, plan::MeshShape::fit({}, 1));
-    const auto zeros = [](const std::string&, int64_t, at::Tensor& out) { out.zero_(); };
+    const auto zeros = [](const std::string&, const plan::Region&, at::Tensor& out) { out.zero_(); };
     EXPECT_THROW(parallel::DataParallel(*model, units, mesh, {.policy = plan::find_policy("ddp")}, zeros),
                  LogicError);
     units.push_back(units.back());

@@ -43,10 +43,10 @@ TEST(State, ShardedPiecesCoverEveryTensorOfTheFullOne) {
       const at::Tensor& tensor = whole.at(piece.name);
       EXPECT_EQ(tensor.sizes(), at::IntArrayRef(piece.shape)) << what << ": " << piece.name;
       const bool drifts = piece.name.starts_with("norm.running");
-      EXPECT_TRUE(drifts || at::equal(piece.values,
-                                      tensor.reshape({-1}).narrow(0, piece.range.begin, piece.range.size())))
+      EXPECT_TRUE(drifts || at::equal(piece.values, tensor.reshape({-1}).narrow(0, piece.region.range.begin,
+                                                                                piece.region.numel())))
           << what << ": " << piece.name;
-      covered[piece.name] += piece.range.size();
+      covered[piece.name] += piece.region.numel();
     }
     std::vector<double> mine;
     for (const auto& [name, tensor] : whole) mine.push_back(static_cast<double>(covered[name]));

@@ -384,9 +384,9 @@ TEST(Wrap, GivesTheModuleBackWhereAnEngineCannotBeMade) {
       const at::Tensor wanted = net.forward(inputs(0)).detach();
       const Weights values = copies(parameters_of(net));
       bool fails = true;
-      const auto read = [&](const std::string& name, int64_t first, at::Tensor& out) {
+      const auto read = [&](const std::string& name, const plan::Region& region, at::Tensor& out) {
         if (fails && name.starts_with("blocks.2.")) throw std::bad_alloc();
-        out.copy_(values.at(name).reshape({-1}).narrow(0, first, out.numel()));
+        out.copy_(values.at(name).reshape({-1}).narrow(0, region.range.begin, out.numel()));
       };
       parallel::Options options;
       options.users_module = true;

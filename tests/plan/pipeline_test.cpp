@@ -163,7 +163,7 @@ TEST(PipelinePlan, EveryRowOfASpreadHeadIsInOnePart) {
         wanted[param.name] = param.name == weight && tied ? 2 * param.numel() : param.numel();
     }
     EXPECT_EQ(numel, wanted);
-    const auto& rows = plan.split.head_rows;
+    const auto& rows = plan.split.vocabulary;
     ASSERT_EQ(rows.size(), 4u);
     for (size_t part = 0; part < 3; ++part) {
       EXPECT_NEAR(static_cast<double>(rows[part + 1] - rows[part]), static_cast<double>(vocabulary) / 3.0,

@@ -194,7 +194,7 @@ std::shared_ptr<const InputFile> Checkpoint::open(size_t file) const {
 }
 
 void Checkpoint::read_piece(const std::string& name, const StoredTensor& tensor, const StoredPiece& piece,
-                            const Region& region, char* out) const {
+                            const plan::Region& region, char* out) const {
   const int64_t itemsize = safetensors_itemsize(tensor.dtype);
   std::shared_ptr<const InputFile> file;
   std::unique_ptr<ChunkReader> chunks;
@@ -207,10 +207,10 @@ void Checkpoint::read_piece(const std::string& name, const StoredTensor& tensor,
   });
 }
 
-void Checkpoint::read(const std::string& name, const Region& region, void* out) const {
+void Checkpoint::read(const std::string& name, const plan::Region& region, void* out) const {
   const StoredTensor& stored = tensor(name);
-  TRIREME_CHECK(misfit(region, stored.shape).empty(), "[checkpoint.read] {}: tensor '{}': {}", path(), name,
-                misfit(region, stored.shape));
+  TRIREME_CHECK(plan::misfit(region, stored.shape).empty(), "[checkpoint.read] {}: tensor '{}': {}", path(),
+                name, plan::misfit(region, stored.shape));
   unless_removed(folder_, [&] {
     for (const StoredPiece& piece : stored.pieces)
       read_piece(name, stored, piece, region, static_cast<char*>(out));

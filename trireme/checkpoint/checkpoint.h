@@ -49,7 +49,7 @@ class Checkpoint {
   /// The elements of a region, one after the other, to `out`. Reads chunks of the pieces that have some of
   /// them, and no others. Throws DataError naming file and tensor when a chunk is not what was written.
   /// Thread-safe.
-  void read(const std::string& name, const Region& region, void* out) const;
+  void read(const std::string& name, const plan::Region& region, void* out) const;
 
   /// Reads every byte; returns what is wrong, one message a file or piece. Once `cancelled` it reads no
   /// further.
@@ -60,7 +60,7 @@ class Checkpoint {
   void check_size(size_t file, const InputFile& input) const;
   void check_header(size_t file, const InputFile& input) const;
   void read_piece(const std::string& name, const StoredTensor& tensor, const StoredPiece& piece,
-                  const Region& region, char* out) const;
+                  const plan::Region& region, char* out) const;
 
   Folder folder_;
   Commit commit_;

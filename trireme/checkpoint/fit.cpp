@@ -16,7 +16,7 @@ constexpr const char* kBelongTogether = "check that the checkpoint and the confi
 
 /// The tensor that a model has under a name.
 struct Wanted {
-  Shape shape;
+  plan::Shape shape;
   bool counts = false;  ///< a whole number, which nothing converts to
 
   bool takes(const std::string& dtype) const { return counts ? dtype == "I64" : can_cast(dtype, "F32"); }

@@ -34,7 +34,7 @@ std::string format_file(const StoredFile& file) {
                      file.bytes, file.header_bytes, hex64(file.header_digest));
 }
 
-std::string format_piece(const StoredPiece& piece, const Shape& shape) {
+std::string format_piece(const StoredPiece& piece, const plan::Shape& shape) {
   std::string box;
   if (piece.region.extent != shape)
     box = fmt::format(R"("start":[{}],"extent":[{}],)", fmt::join(piece.region.start, ","),
@@ -144,7 +144,7 @@ class Parser {
     tensor.shape = numbers(object, "shape");
     const int64_t itemsize = safetensors_itemsize(tensor.dtype);
     if (itemsize == 0) fail(fmt::format("has unknown dtype '{:.20}'", tensor.dtype));
-    const auto numel = checked_numel(tensor.shape);
+    const auto numel = plan::checked_numel(tensor.shape);
     int64_t bytes = 0;
     if (!numel || __builtin_mul_overflow(*numel, itemsize, &bytes))
       fail("has a shape that overflows 63 bits");
@@ -153,12 +153,12 @@ class Parser {
     for (const Json& piece : pieces) tensor.pieces.push_back(piece_of(piece, tensor.shape, itemsize));
   }
 
-  StoredPiece piece_of(const Json& object, const Shape& shape, int64_t itemsize) const {
+  StoredPiece piece_of(const Json& object, const plan::Shape& shape, int64_t itemsize) const {
     refuse_other_keys(object, {"file", "entry", "offset", "start", "extent", "range", "xxh3"}, path_);
     StoredPiece piece{.file = static_cast<size_t>(count_of(object, "file", path_)),
                       .entry = text_of(object, "entry", path_),
                       .offset = count_of(object, "offset", path_),
-                      .region = Region::whole(shape),
+                      .region = plan::Region::whole(shape),
                       .digests = {}};
     if (object.contains("start") || object.contains("extent")) {
       piece.region.start = numbers(object, "start");
@@ -167,7 +167,7 @@ class Parser {
     const std::vector<int64_t> range = numbers(object, "range");
     if (range.size() != 2) fail("has a 'range' that is not two numbers");
     piece.region.range = {range[0], range[1]};
-    if (const std::string reason = misfit(piece.region, shape); !reason.empty()) fail(reason);
+    if (const std::string reason = plan::misfit(piece.region, shape); !reason.empty()) fail(reason);
     check_place(piece, itemsize);
     take_digests(piece, value_of(object, "xxh3", path_), piece.region.numel() * itemsize);
     return piece;
@@ -258,9 +258,9 @@ Index parse_index(std::string_view text, const std::string& path) {
 
 void check_coverage(const Index& index, const std::string& path) {
   for (const auto& [name, tensor] : index.tensors) {
-    std::vector<const Region*> regions;
+    std::vector<const plan::Region*> regions;
     for (const StoredPiece& piece : tensor.pieces) regions.push_back(&piece.region);
-    if (const std::string reason = coverage_error(tensor.shape, regions); !reason.empty()) {
+    if (const std::string reason = plan::coverage_error(tensor.shape, regions); !reason.empty()) {
       throw DataError(
           "[checkpoint.index] {}: tensor '{}' [{}]: {}; the checkpoint is incomplete, use another one", path,
           name, fmt::join(tensor.shape, ", "), reason);

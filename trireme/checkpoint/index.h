@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-#include "trireme/checkpoint/region.h"
+#include "trireme/plan/region.h"
 
 namespace trireme::checkpoint {
 
@@ -28,13 +28,13 @@ struct StoredPiece {
   size_t file = 0;
   std::string entry;   ///< its name in the file
   int64_t offset = 0;  ///< from the start of the file, in bytes
-  Region region;
+  plan::Region region;
   std::vector<uint64_t> digests;  ///< XXH3 of its chunks
 };
 
 struct StoredTensor {
   std::string dtype;  ///< as safetensors has it
-  Shape shape;
+  plan::Shape shape;
   std::vector<StoredPiece> pieces;
   int64_t bytes() const;  ///< of the whole tensor
 };

@@ -102,7 +102,7 @@ class FolderSource : public Source {
 
   const std::map<std::string, std::string>& metadata() const override { return layout_.metadata(); }
 
-  void read(const std::string& name, const Region& region, void* out) const override {
+  void read(const std::string& name, const plan::Region& region, void* out) const override {
     const SourceTensor& tensor = tensors_.at(name);
     check_readable_dtype(path(), name, tensor.dtype);
     const int64_t itemsize = safetensors_itemsize(tensor.dtype);
@@ -173,14 +173,14 @@ std::vector<std::vector<FileEntry>> split(const Source& source, const std::vecto
 }
 
 /// The rows of a tensor that file `index` of `count` has; a tensor without rows goes whole to the first file.
-Region rows_of(const Shape& shape, int64_t index, int64_t count) {
-  const bool shared = !shape.empty() && *checked_numel(shape) > 0;
-  if (!shared) return index == 0 ? Region::whole(shape) : Region::flat(shape, {0, 0});
-  const plan::Range rows = share_of(Region::whole({shape.front()}), index, count).range;
-  Shape start(shape.size(), 0), extent = shape;
+plan::Region rows_of(const plan::Shape& shape, int64_t index, int64_t count) {
+  const bool shared = !shape.empty() && *plan::checked_numel(shape) > 0;
+  if (!shared) return index == 0 ? plan::Region::whole(shape) : plan::Region::flat(shape, {0, 0});
+  const plan::Range rows = plan::share_of(plan::Region::whole({shape.front()}), index, count).range;
+  plan::Shape start(shape.size(), 0), extent = shape;
   start.front() = rows.begin;
   extent.front() = rows.size();
-  return Region::box(std::move(start), std::move(extent));
+  return plan::Region::box(std::move(start), std::move(extent));
 }
 
 }  // namespace
@@ -285,7 +285,7 @@ void write_dcp_files(const Folder& folder, const Source& source, const std::vect
     OrderedJson places = OrderedJson::object();
     for (const std::string& tensor : tensors) {
       const SourceTensor& info = source.tensors().at(tensor);
-      const Region rows = rows_of(info.shape, file, files);
+      const plan::Region rows = rows_of(info.shape, file, files);
       if (rows.numel() == 0 && (file > 0 || info.numel() > 0)) continue;
       entries.push_back({tensor, tensor, info.dtype, rows});
       places[tensor] = {{kDcpBoxStart, shape_in_file(info.dtype, rows.start)}};

@@ -26,10 +26,10 @@ Json starts_of(const SafetensorsHeader& header, const std::string& path) {
   return found == header.metadata.end() ? Json() : parse_json(found->second, path, kFetchAgain);
 }
 
-Region region_of(const Json& starts, const std::string& entry, const HeaderEntry& info,
-                 const std::string& path) {
-  const Shape& shape = info.shape;
-  if (starts.is_null()) return Region::whole(shape);
+plan::Region region_of(const Json& starts, const std::string& entry, const HeaderEntry& info,
+                       const std::string& path) {
+  const plan::Shape& shape = info.shape;
+  if (starts.is_null()) return plan::Region::whole(shape);
   const Json& start = value_of(value_of(starts, entry.c_str(), path), kDcpBoxStart, path);
   const auto can_be = [](const Json& offset) {
     return offset.is_number_unsigned() && offset.get<uint64_t>() < static_cast<uint64_t>(kFurthest);
@@ -39,10 +39,10 @@ Region region_of(const Json& starts, const std::string& entry, const HeaderEntry
   if (!fits)
     fail_json(path, fmt::format("'{}' of '{:.80}' is not an offset in {} dimensions", kDcpBoxStart, entry,
                                 shape.size()));
-  auto begin = shape_from_file(info.dtype, start.get<Shape>());
+  auto begin = shape_from_file(info.dtype, start.get<plan::Shape>());
   if (!begin)
     fail_json(path, fmt::format("'{}' of '{:.80}' is within a byte of two numbers", kDcpBoxStart, entry));
-  return Region::box(std::move(*begin), shape);
+  return plan::Region::box(std::move(*begin), shape);
 }
 
 void compare_with_index(const std::string& path, const SafetensorsHeader& header,
@@ -96,7 +96,7 @@ void ModelLayout::add_file(const std::string& path, const SafetensorsHeader& hea
     unusable_folder(path, "it is a part of a checkpoint whose index.json and COMMIT.json are gone");
   const Json starts = starts_of(header, path);
   for (const auto& [entry, info] : header.tensors) {
-    const Region region = region_of(starts, entry, info, path);
+    const plan::Region region = region_of(starts, entry, info, path);
     add_box(entry, info.dtype, {files_.size(), data_begin + info.begin, region}, starts.is_null());
   }
   if (metadata_.empty() && starts.is_null()) metadata_ = header.metadata;
@@ -105,7 +105,8 @@ void ModelLayout::add_file(const std::string& path, const SafetensorsHeader& hea
 
 /// The shape of a tensor reaches to the end of its furthest box.
 void ModelLayout::add_box(const std::string& name, const std::string& dtype, Box box, bool whole) {
-  auto [found, is_new] = tensors_.try_emplace(name, SourceTensor{dtype, Shape(box.region.extent.size())});
+  auto [found, is_new] =
+      tensors_.try_emplace(name, SourceTensor{dtype, plan::Shape(box.region.extent.size())});
   SourceTensor& tensor = found->second;
   if (!is_new && whole)
     unusable_folder(path_, fmt::format("tensor '{:.80}' is in {} and in another file", name,
@@ -119,11 +120,11 @@ void ModelLayout::add_box(const std::string& name, const std::string& dtype, Box
 
 void ModelLayout::check_boxes() const {
   for (const auto& [name, tensor] : tensors_) {
-    if (!checked_numel(tensor.shape))
+    if (!plan::checked_numel(tensor.shape))
       unusable_folder(path_, fmt::format("tensor '{:.80}' is too large", name));
-    std::vector<const Region*> regions;
+    std::vector<const plan::Region*> regions;
     for (const Box& box : boxes_.at(name)) regions.push_back(&box.region);
-    if (const std::string error = coverage_error(tensor.shape, regions); !error.empty())
+    if (const std::string error = plan::coverage_error(tensor.shape, regions); !error.empty())
       unusable_folder(path_, fmt::format("the files do not make up tensor '{:.80}': {}", name, error));
   }
 }

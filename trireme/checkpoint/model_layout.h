@@ -9,9 +9,9 @@
 #include <string_view>
 #include <vector>
 
-#include "trireme/checkpoint/region.h"
 #include "trireme/checkpoint/safetensors_header.h"
 #include "trireme/checkpoint/source.h"
+#include "trireme/plan/region.h"
 
 namespace trireme::checkpoint {
 
@@ -33,7 +33,7 @@ class ModelLayout {
   struct Box {
     size_t file = 0;     ///< by the order of add_file()
     int64_t offset = 0;  ///< bytes from the start of the file
-    Region region;
+    plan::Region region;
   };
 
   /// `path`: of the folder.

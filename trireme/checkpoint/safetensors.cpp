@@ -101,19 +101,18 @@ const TensorInfo& SafetensorsReader::info_of(const std::string& name) const {
 }
 
 at::Tensor SafetensorsReader::read(const std::string& name) const {
-  const TensorInfo& info = info_of(name);
-  return read_range(name, 0, c10::multiply_integers(info.shape)).view(info.shape);
+  const std::vector<int64_t>& shape = info_of(name).shape;
+  return read(name, plan::Region::whole(shape)).view(shape);
 }
 
-at::Tensor SafetensorsReader::read_range(const std::string& name, int64_t begin, int64_t end) const {
+at::Tensor SafetensorsReader::read(const std::string& name, const plan::Region& region) const {
   const TensorInfo& info = info_of(name);
   check_readable_dtype(path(), name, source_->tensors().at(name).dtype);
-  TRIREME_CHECK(0 <= begin && begin <= end && end <= c10::multiply_integers(info.shape),
-                "[checkpoint.safetensors] {}: elements {} to {} are outside tensor '{}' [{}]", path(), begin,
-                end, name, fmt::join(info.shape, ", "));
-  at::Tensor tensor = at::empty({end - begin}, at::TensorOptions().dtype(info.dtype));
+  const std::string misfit = plan::misfit(region, info.shape);
+  TRIREME_CHECK(misfit.empty(), "[checkpoint.safetensors] {}: tensor '{}': {}", path(), name, misfit);
+  at::Tensor tensor = at::empty({region.numel()}, at::TensorOptions().dtype(info.dtype));
   if (tensor.numel() == 0) return tensor;
-  source_->read(name, Region::flat(info.shape, {begin, end}), tensor.mutable_data_ptr());
+  source_->read(name, region, tensor.mutable_data_ptr());
   if (info.dtype == at::kBool) check_bools(tensor, name, path());
   return tensor;
 }

@@ -10,6 +10,10 @@
 #include <string>
 #include <vector>
 
+namespace trireme::plan {
+struct Region;
+}
+
 namespace trireme::checkpoint {
 
 class Source;
@@ -34,9 +38,9 @@ class SafetensorsReader {
   /// A CPU copy of the tensor. Throws DataError when there is no tensor of that name, torch has no dtype for
   /// it, or its bytes are damaged.
   at::Tensor read(const std::string& name) const;
-  /// Elements [begin, end) of the tensor in row-major order, as a CPU copy (end - begin); no other elements
-  /// are read. Throws as read(), and LogicError when the tensor has fewer elements.
-  at::Tensor read_range(const std::string& name, int64_t begin, int64_t end) const;
+  /// A region of the tensor as a CPU copy (region.numel()); no other elements are read. Throws as read(), and
+  /// LogicError when the region is no part of the tensor.
+  at::Tensor read(const std::string& name, const plan::Region& region) const;
   const std::string& path() const;
 
  private:

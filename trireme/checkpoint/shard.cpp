@@ -41,17 +41,17 @@ std::vector<size_t> file_order(const std::vector<PieceSpec>& pieces) {
 }
 
 /// A piece that is a box keeps its shape for whoever opens the file with other tools.
-Shape entry_shape(const Region& region) {
-  const Region box = Region::box(region.start, region.extent);
-  return region == box ? region.extent : Shape{region.numel()};
+plan::Shape entry_shape(const plan::Region& region) {
+  const plan::Region box = plan::Region::box(region.start, region.extent);
+  return region == box ? region.extent : plan::Shape{region.numel()};
 }
 
 void check_piece(const PieceSpec& piece) {
-  TRIREME_CHECK(safetensors_itemsize(piece.dtype) > 0 && checked_numel(piece.shape),
+  TRIREME_CHECK(safetensors_itemsize(piece.dtype) > 0 && plan::checked_numel(piece.shape),
                 "[checkpoint.shard] tensor '{}' of {} [{}] cannot be stored", piece.tensor, piece.dtype,
                 fmt::join(piece.shape, ", "));
-  TRIREME_CHECK(misfit(piece.region, piece.shape).empty(), "[checkpoint.shard] tensor '{}': {}", piece.tensor,
-                misfit(piece.region, piece.shape));
+  TRIREME_CHECK(plan::misfit(piece.region, piece.shape).empty(), "[checkpoint.shard] tensor '{}': {}",
+                piece.tensor, plan::misfit(piece.region, piece.shape));
 }
 
 /// The pieces with their places in the file, and the header that says the same.

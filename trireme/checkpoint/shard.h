@@ -15,8 +15,8 @@ namespace trireme::checkpoint {
 struct PieceSpec {
   std::string tensor;
   std::string dtype;  ///< as safetensors has it
-  Shape shape;        ///< of the whole tensor
-  Region region;
+  plan::Shape shape;  ///< of the whole tensor
+  plan::Region region;
 };
 
 struct ShardSpec {

@@ -25,12 +25,12 @@ class FileSource : public Source {
     for (const auto& [name, entry] : file_.header().tensors) tensors_[name] = {entry.dtype, entry.shape};
   }
   const std::map<std::string, std::string>& metadata() const override { return file_.header().metadata; }
-  void read(const std::string& name, const Region& region, void* out) const override {
+  void read(const std::string& name, const plan::Region& region, void* out) const override {
     const SourceTensor& tensor = tensors_.at(name);
     check_readable_dtype(path(), name, tensor.dtype);
     const int64_t itemsize = safetensors_itemsize(tensor.dtype);
-    for (RunCursor cursor(tensor.shape, region); !cursor.done(); cursor.next()) {
-      const Run& run = cursor.run();
+    for (plan::RunCursor cursor(tensor.shape, region); !cursor.done(); cursor.next()) {
+      const plan::Run& run = cursor.run();
       file_.read(name, run.begin * itemsize, static_cast<char*>(out) + run.local * itemsize,
                  run.length * itemsize);
     }
@@ -47,7 +47,7 @@ class CheckpointSource : public Source {
       tensors_[name] = {tensor.dtype, tensor.shape};
   }
   const std::map<std::string, std::string>& metadata() const override { return checkpoint_.index().metadata; }
-  void read(const std::string& name, const Region& region, void* out) const override {
+  void read(const std::string& name, const plan::Region& region, void* out) const override {
     checkpoint_.read(name, region, out);
   }
 
@@ -104,7 +104,7 @@ class PartReader {
 }  // namespace
 
 int64_t SourceTensor::numel() const {
-  return checked_numel(shape).value();
+  return plan::checked_numel(shape).value();
 }
 
 int64_t SourceTensor::bytes() const {
@@ -132,7 +132,7 @@ void read_both(const Source& a, const std::string& tensor_of_a, const Source& b,
   const int64_t itemsize = safetensors_itemsize(tensor.dtype), numel = tensor.numel();
   std::vector<char> left, right;
   for (int64_t begin = 0; begin < numel; begin += kPartNumel) {
-    const Region part = Region::flat(tensor.shape, {begin, std::min(numel, begin + kPartNumel)});
+    const plan::Region part = plan::Region::flat(tensor.shape, {begin, std::min(numel, begin + kPartNumel)});
     left.resize(static_cast<size_t>(part.numel() * itemsize));
     right.resize(left.size());
     a.read(tensor_of_a, part, left.data());
@@ -184,7 +184,7 @@ std::string convert_to_checkpoint(const Source& source, const std::string& paren
                      .metadata = metadata_of(source, how),
                      .state = {}};
       for (const auto& [name, tensor] : source.tensors()) {
-        const Region share = share_of(Region::whole(tensor.shape), file, how.files);
+        const plan::Region share = plan::share_of(plan::Region::whole(tensor.shape), file, how.files);
         if (selected(how, name)) spec.pieces.push_back({name, tensor.dtype, tensor.shape, share});
       }
       PartReader parts(source, spec.pieces);

@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "trireme/checkpoint/region.h"
+#include "trireme/plan/region.h"
 
 namespace trireme::checkpoint {
 
@@ -19,7 +19,7 @@ inline constexpr int64_t kPartNumel = int64_t{1} << 20;
 
 struct SourceTensor {
   std::string dtype;  ///< as safetensors has it
-  Shape shape;        ///< of elements as safetensors_itemsize() counts them
+  plan::Shape shape;  ///< of elements as safetensors_itemsize() counts them
   int64_t numel() const;
   int64_t bytes() const;
   bool operator==(const SourceTensor&) const = default;
@@ -33,7 +33,7 @@ class Source {
   virtual const std::map<std::string, std::string>& metadata() const = 0;
   /// The elements of a region of one of tensors(), one after the other, to `out`. Thread-safe. Throws
   /// DataError naming the tensor when the file is damaged.
-  virtual void read(const std::string& name, const Region& region, void* out) const = 0;
+  virtual void read(const std::string& name, const plan::Region& region, void* out) const = 0;
 
  protected:
   explicit Source(std::string path) : path_(std::move(path)) {}

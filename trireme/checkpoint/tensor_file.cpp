@@ -30,7 +30,7 @@ void append_entry(OutputFile& file, const Source& source, const FileEntry& entry
   const std::string& dtype = source.tensors().at(entry.tensor).dtype;
   std::vector<char> stored, cast_to;
   for (int64_t begin = 0; begin < entry.region.numel(); begin += kPartNumel) {
-    Region part = entry.region;
+    plan::Region part = entry.region;
     part.range = {begin, std::min(entry.region.numel(), begin + kPartNumel)};
     stored.resize(static_cast<size_t>(part.numel() * safetensors_itemsize(dtype)));
     source.read(entry.tensor, part, stored.data());
@@ -51,7 +51,7 @@ int64_t FileEntry::bytes() const {
 
 FileEntry whole_entry(const Source& source, const std::string& tensor) {
   const SourceTensor& info = source.tensors().at(tensor);
-  return {tensor, tensor, info.dtype, Region::whole(info.shape)};
+  return {tensor, tensor, info.dtype, plan::Region::whole(info.shape)};
 }
 
 void write_tensor_file(OutputFile& file, const Source& source, std::vector<FileEntry> entries,

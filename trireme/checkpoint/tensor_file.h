@@ -12,10 +12,10 @@ namespace trireme::checkpoint {
 
 /// A tensor of a source, or a box of it, as one entry of a file.
 struct FileEntry {
-  std::string name;    ///< in the file
-  std::string tensor;  ///< in the source
-  std::string dtype;   ///< in the file, to which the source's can be cast
-  Region region;       ///< all elements of its box
+  std::string name;     ///< in the file
+  std::string tensor;   ///< in the source
+  std::string dtype;    ///< in the file, to which the source's can be cast
+  plan::Region region;  ///< all elements of its box
   int64_t bytes() const;
 };
 

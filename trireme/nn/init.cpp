@@ -9,13 +9,19 @@
 
 namespace trireme::nn {
 
-void initial_values(const plan::ParamSpec& param, uint64_t seed, int64_t first, at::Tensor& out) {
+void initial_values(const plan::ParamSpec& param, uint64_t seed, const plan::Region& region,
+                    at::Tensor& out) {
   const auto& [mean, deviation] = param.initial;
   if (deviation == 0.0) {
     out.fill_(mean);
     return;
   }
-  kernels::fill_normal(out, xxh3(param.name, seed), first, deviation);
+  const uint64_t key = xxh3(param.name, seed);
+  for (plan::RunCursor cursor(param.part.whole_of(param.shape), region); !cursor.done(); cursor.next()) {
+    const plan::Run& run = cursor.run();
+    at::Tensor part = out.narrow(0, run.local, run.length);
+    kernels::fill_normal(part, key, run.begin, deviation);
+  }
   if (mean != 0.0) out.add_(mean);
 }
 
@@ -28,10 +34,10 @@ InitialWeights::InitialWeights(const std::vector<plan::UnitSpec>& units, uint64_
   }
 }
 
-void InitialWeights::operator()(const std::string& name, int64_t first, at::Tensor& out) const {
+void InitialWeights::operator()(const std::string& name, const plan::Region& region, at::Tensor& out) const {
   const auto found = params_.find(name);
   TRIREME_CHECK(found != params_.end(), "[nn.init] the model description has no parameter {}", name);
-  initial_values(found->second, seed_, first, out);
+  initial_values(found->second, seed_, region, out);
 }
 
 void InitialWeights::fill(torch::nn::Module& module) const {
@@ -41,7 +47,7 @@ void InitialWeights::fill(torch::nn::Module& module) const {
     TRIREME_CHECK(param.scalar_type() == at::kFloat && param.is_contiguous(),
                   "[nn.init] parameter {} is not a contiguous fp32 tensor", entry.key());
     at::Tensor flat = param.view({-1});
-    (*this)(entry.key(), 0, flat);
+    (*this)(entry.key(), plan::Region::whole(param.sizes().vec()), flat);
   }
 }
 

@@ -1,6 +1,6 @@
 #pragma once
-// Initial weights as a pure function of (seed, parameter name, element index): any rank can fill any range of
-// any parameter, so every layout starts from the same weights.
+// Initial weights as a pure function of (seed, parameter name, element index): any rank can fill any region
+// of any parameter, so every layout starts from the same weights.
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
@@ -16,9 +16,9 @@ class Module;
 
 namespace trireme::nn {
 
-/// Elements [first, first + out.numel()) of `param`, counted in row-major order, into `out`: fp32,
-/// contiguous, on any device, which changes no bits.
-void initial_values(const plan::ParamSpec& param, uint64_t seed, int64_t first, at::Tensor& out);
+/// The elements of a region of the whole parameter `param` into `out`: (region.numel()) fp32, contiguous, on
+/// any device, which changes no bits.
+void initial_values(const plan::ParamSpec& param, uint64_t seed, const plan::Region& region, at::Tensor& out);
 
 /// The initial weights of a model by parameter name, as its record in plan/ has them. May be
 /// handed to the engine as its initializer.
@@ -29,7 +29,7 @@ class InitialWeights {
   InitialWeights(const std::vector<plan::UnitSpec>& units, uint64_t seed);
 
   /// As initial_values(). Throws LogicError for a name that the model does not have.
-  void operator()(const std::string& name, int64_t first, at::Tensor& out) const;
+  void operator()(const std::string& name, const plan::Region& region, at::Tensor& out) const;
 
   /// Fills every parameter of an fp32 module.
   void fill(torch::nn::Module& module) const;

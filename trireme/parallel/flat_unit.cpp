@@ -26,7 +26,8 @@ FlatUnit::FlatUnit(const plan::UnitSpec& spec, std::vector<std::pair<std::string
       alone_(setting.alone()),
       gathers_update_(setting.gathers_update()) {
   const at::NoGradGuard no_grad;
-  for (const plan::FlatEntry& entry : layout_.entries()) rounded_as_.push_back({xxh3(entry.name), 0});
+  for (const plan::FlatEntry& entry : layout_.entries())
+    rounded_as_.push_back({xxh3(entry.name), entry.part.first_element()});
   compressor_ = make_compressor(options_.hook, layout_);
   if (buffers_.in_fp8)
     fp8_ = std::make_unique<Fp8Weights>(spec, layout_, shard_range(), *groups_.shard, options_);
@@ -102,7 +103,7 @@ void FlatUnit::fill_master(const Initializer& initializer) {
     if (part.size() == 0) continue;
     at::Tensor out = master_.narrow(0, part.begin - range.begin, part.size());
     beat();
-    initializer(entry.name, part.begin - entry.offset, out);
+    initializer(entry.name, entry.region(part), out);
   }
 }
 

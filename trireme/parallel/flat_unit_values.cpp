@@ -141,7 +141,7 @@ void FlatUnit::load(size_t index, const Initializer& values) {
   const plan::Range range = whole ? plan::Range{0, layout_.numel()} : optimizer_range();
   const plan::Range part = plan::intersect(range, {entry.offset, entry.end()});
   at::Tensor read = at::empty({part.size()}, master_.options());
-  if (part.size() > 0) values(entry.name, part.begin - entry.offset, read);
+  if (part.size() > 0) values(entry.name, entry.region(part), read);
   forward_slice_.reset();
   take_values(index, read, part.begin);
 }

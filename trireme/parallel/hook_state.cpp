@@ -28,22 +28,20 @@ void add_hook_pieces(const FlatUnit& unit, int64_t dp_rank, std::vector<StatePie
   const std::vector<HookState> states = unit.hook_state();
   for (size_t i = 0; i < states.size(); ++i) {
     const plan::FlatEntry& entry = unit.layout().entries()[i];
+    if (entry.part.copy > 0) continue;
     const auto& [owed, factor, steps] = states[i];
-    const auto add = [&](const std::string& name, const std::vector<int64_t>& shape, const at::Tensor& values,
-                         HeldBy held_by) {
-      pieces.push_back({name,
-                        shape,
-                        {0, values.numel()},
-                        values.reshape({-1}),
-                        held_by,
-                        entry.name,
-                        /*passes_change_it=*/true});
+    const auto add = [&](const std::string& name, const plan::Shape& shape, const plan::Region& region,
+                         const at::Tensor& values, HeldBy held_by) {
+      pieces.push_back({name, shape, region, values.reshape({-1}), held_by, /*passes_change_it=*/true});
     };
-    if (owed.defined()) add(owed_name(dp_rank, entry.name), entry.shape, owed, HeldBy::kThisRank);
-    if (factor.defined())
-      add(optimizer_name(kFactor, entry.name), factor.sizes().vec(), factor, HeldBy::kAllRanks);
-    if (steps > 0)
-      add(optimizer_name(kSteps, entry.name), {}, at::full({1}, steps, at::kLong), HeldBy::kAllRanks);
+    const auto add_whole = [&](const char* kind, const plan::Shape& shape, const at::Tensor& values) {
+      add(optimizer_name(kind, entry.name), shape, plan::Region::whole(shape), values, HeldBy::kAllRanks);
+    };
+    if (owed.defined())
+      add(owed_name(dp_rank, entry.name), entry.whole_shape(), entry.region({entry.offset, entry.end()}),
+          owed, HeldBy::kThisRank);
+    if (factor.defined()) add_whole(kFactor, factor.sizes().vec(), factor);
+    if (steps > 0 && entry.part.first_element() == 0) add_whole(kSteps, {}, at::full({1}, steps, at::kLong));
   }
 }
 
@@ -52,7 +50,7 @@ void allow_hook_state(StateReader& reader, const DataParallel& engine) {
     for (const plan::FlatEntry& entry : unit->layout().entries()) {
       const int64_t owing = ranks_that_owe(reader, entry.name);
       for (int64_t rank = 0; rank < owing; ++rank)
-        reader.allow(owed_name(rank, entry.name), entry.shape, at::kFloat);
+        reader.allow(owed_name(rank, entry.name), entry.whole_shape(), at::kFloat);
       reader.allow(optimizer_name(kSteps, entry.name), {}, at::kLong);
       const std::string factor = optimizer_name(kFactor, entry.name);
       if (reader.file_has(factor)) reader.allow(factor, reader.file_shape(factor), at::kFloat);
@@ -69,15 +67,15 @@ void read_hook_state(const StateReader& reader, DataParallel& engine) {
     for (const plan::FlatEntry& entry : unit.layout().entries()) {
       HookState& state = states.emplace_back();
       const int64_t owing = ranks_that_owe(reader, entry.name);
+      const plan::Region all = entry.region({entry.offset, entry.end()});
       // All ranks have the same tensors, so a rank that owes nothing has zeros and not an undefined tensor.
       if (owing > 0) state.owed = at::zeros({entry.numel}, on_device);
       for (int64_t rank = ranks.rank(); rank < owing; rank += ranks.size())
-        state.owed += reader.read(owed_name(rank, entry.name), {0, entry.numel}).to(on_device);
+        state.owed += reader.read(owed_name(rank, entry.name), all).to(on_device);
       if (const std::string name = optimizer_name(kSteps, entry.name); reader.has(name))
-        state.steps = reader.read(name, {0, 1}).item<int64_t>();
+        state.steps = reader.read(name).item<int64_t>();
       if (const std::string name = optimizer_name(kFactor, entry.name); reader.has(name)) {
-        const std::vector<int64_t> shape = reader.file_shape(name);
-        state.factor = reader.read(name, {0, c10::multiply_integers(shape)}).view(shape).to(on_device);
+        state.factor = reader.read(name).to(on_device);
       }
     }
     engine.set_hook_state(index, states);

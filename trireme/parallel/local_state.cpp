@@ -23,17 +23,17 @@ std::string local_name(int64_t dp_rank, const std::string& kind, const std::stri
 bool allow_local_state(StateReader& reader, const std::string& kind, const plan::FlatEntry& entry) {
   const int64_t saved = ranks_in_file(reader, kind, entry.name);
   for (int64_t rank = 0; rank < saved; ++rank)
-    reader.allow(local_name(rank, kind, entry.name), entry.shape, at::kFloat);
+    reader.allow(local_name(rank, kind, entry.name), entry.whole_shape(), at::kFloat);
   return saved > 0;
 }
 
 at::Tensor read_local_state(const StateReader& reader, const comm::Group& ranks, const std::string& kind,
-                            const plan::FlatEntry& entry, const plan::Range& range) {
+                            const plan::FlatEntry& entry, const plan::Region& region) {
   const int64_t saved = ranks_in_file(reader, kind, entry.name);
   if (saved == 0) return {};
-  if (saved == ranks.size()) return reader.read(local_name(ranks.rank(), kind, entry.name), range);
-  at::Tensor sum = at::zeros({range.size()}, at::kFloat);
-  for (int64_t rank = 0; rank < saved; ++rank) sum += reader.read(local_name(rank, kind, entry.name), range);
+  if (saved == ranks.size()) return reader.read(local_name(ranks.rank(), kind, entry.name), region);
+  at::Tensor sum = at::zeros({region.numel()}, at::kFloat);
+  for (int64_t rank = 0; rank < saved; ++rank) sum += reader.read(local_name(rank, kind, entry.name), region);
   return sum.div_(static_cast<double>(saved));
 }
 

@@ -12,6 +12,7 @@
 #include "trireme/optim/optimizer.h"
 #include "trireme/parallel/compression.h"
 #include "trireme/plan/policy.h"
+#include "trireme/plan/region.h"
 
 namespace trireme::comm {
 struct Mesh;
@@ -65,8 +66,8 @@ const comm::Mesh& checked(const comm::Mesh& mesh);
 /// To which group of an optimizer a parameter belongs.
 using GroupRule = std::function<optim::Group(const std::string& name, at::IntArrayRef shape)>;
 
-/// Writes elements [first, first + out.numel()) of the parameter `name`, counted in row-major order, to
-/// `out`: fp32, contiguous, on the device of the engine.
-using Initializer = std::function<void(const std::string& name, int64_t first, at::Tensor& out)>;
+/// Writes the elements of a region of the whole parameter `name` to `out`: (region.numel()) fp32, contiguous,
+/// on the device of the engine.
+using Initializer = std::function<void(const std::string& name, const plan::Region& region, at::Tensor& out)>;
 
 }  // namespace trireme::parallel

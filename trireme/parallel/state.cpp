@@ -22,11 +22,10 @@ void visit_pieces(DataParallel& engine, const OptimizerState* optimizer, const B
     for (size_t param = 0; param < flat.params().size(); ++param) {
       const plan::FlatEntry& entry = flat.layout().entries()[param];
       const plan::Range part = flat.owned_part(param);
-      const plan::Range range{part.begin - entry.offset, part.end - entry.offset};
-      if (part.size() == 0) continue;
-      body({entry.name, entry.shape, range,
-            flat.master().narrow(0, part.begin - flat.optimizer_range().begin, part.size()),
-            HeldBy::kReplicas, entry.name});
+      if (part.size() == 0 || entry.part.copy > 0) continue;
+      const plan::Region region = entry.region(part);
+      body({entry.name, entry.whole_shape(), region,
+            flat.master().narrow(0, part.begin - flat.optimizer_range().begin, part.size())});
       if (optimizer == nullptr) continue;
       const ParamState state = optimizer->get(unit, param);
       const bool local = flat.reduces_locally() && engine.mesh().dp->size() > 1;
@@ -34,16 +33,14 @@ void visit_pieces(DataParallel& engine, const OptimizerState* optimizer, const B
         if (!state.pieces[kind].defined()) continue;
         const std::string& word = optimizer->kinds()[kind];
         body({local ? local_name(engine.mesh().dp_rank, word, entry.name) : optimizer_name(word, entry.name),
-              entry.shape, range, state.pieces[kind], local ? HeldBy::kThisRank : HeldBy::kReplicas,
-              entry.name});
+              entry.whole_shape(), region, state.pieces[kind],
+              local ? HeldBy::kThisRank : HeldBy::kReplicas});
       }
-      if (state.step >= 0 && range.begin == 0)
+      if (state.step >= 0 && part.begin == entry.offset && entry.part.first_element() == 0)
         body({optimizer_name("step", entry.name),
               {},
-              {0, 1},
-              at::full({1}, state.step, at::kLong),
-              HeldBy::kReplicas,
-              entry.name});
+              plan::Region::whole({}),
+              at::full({1}, state.step, at::kLong)});
     }
     if (optimizer == nullptr) continue;
     std::vector<StatePiece> owed;
@@ -53,7 +50,7 @@ void visit_pieces(DataParallel& engine, const OptimizerState* optimizer, const B
   for (const auto& [name, buffer] : module_buffers(engine.module()).tensors)
     body({.name = name,
           .shape = buffer.sizes().vec(),
-          .range = {0, buffer.numel()},
+          .region = plan::Region::whole(buffer.sizes().vec()),
           .values = buffer.detach().reshape({-1}),
           .held_by = HeldBy::kAllRanks,
           .passes_change_it = true});

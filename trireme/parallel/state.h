@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "trireme/parallel/data_parallel.h"
-#include "trireme/plan/flat_layout.h"
+#include "trireme/plan/region.h"
 
 namespace torch::optim {
 class Optimizer;
@@ -31,17 +31,17 @@ enum class HeldBy {
 /// Elements of one named tensor that this rank holds.
 struct StatePiece {
   std::string name;
-  std::vector<int64_t> shape;  ///< of the whole tensor
-  plan::Range range;           ///< of its elements in row-major order
-  /// (range.size()) on the device; the memory that training uses, to be copied by who keeps it, but for
+  plan::Shape shape;    ///< of the whole tensor
+  plan::Region region;  ///< of it
+  /// (region.numel()) on the device; the memory that training uses, to be copied by who keeps it, but for
   /// optimizer state that is kept in fewer bits than fp32
   at::Tensor values;
   HeldBy held_by = HeldBy::kReplicas;
-  std::string param = {};         ///< the parameter that it is, or that it is the state of; empty: a buffer
   bool passes_change_it = false;  ///< forward and backward passes do, not only updates
 };
 
-/// This rank's pieces: the part of the parameters that it updates, and all buffers. The pieces of all ranks
+/// This rank's pieces: the part of the parameters that it updates, without copies of another stage's
+/// (plan::Part::copy), and all buffers. The pieces of all ranks
 /// cover every tensor; ranks that hold the same hold equal pieces, but for buffers that each rank changes by
 /// itself. No communication, but for an update by a plain optimizer.step() (DataParallel::notice_update).
 /// Throws LogicError between two averages of local SGD, when ranks have weights of their own.

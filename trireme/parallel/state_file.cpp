@@ -60,17 +60,16 @@ void save(DataParallel& engine, const OptimizerState* optimizer, const std::stri
   comm::throw_together(*engine.mesh().dp, error, "parallel.state_file");
 }
 
-/// Elements [first, first + out.numel()) of the file's tensor that `name` stands for.
 Initializer values_of(const StateReader& reader) {
-  return [&reader](const std::string& name, int64_t first, at::Tensor& out) {
-    out.copy_(reader.read(name, {first, first + out.numel()}));
+  return [&reader](const std::string& name, const plan::Region& region, at::Tensor& out) {
+    out.copy_(reader.read(name, region));
   };
 }
 
 void want_weights(StateReader& reader, DataParallel& engine) {
   for (const auto& unit : engine.units()) {
     for (const plan::FlatEntry& entry : unit->layout().entries())
-      reader.want(entry.name, entry.shape, at::kFloat);
+      reader.want(entry.name, entry.whole_shape(), at::kFloat);
   }
   reader.want_buffers(engine.module());
   for (const auto& [alias, name] : engine.aliases()) reader.allow_alias(alias, name);
@@ -89,7 +88,7 @@ void want_optimizer(StateReader& reader, DataParallel& engine, const OptimizerSt
       bool any = optimizer.has_always(unit, param);
       for (size_t kind = 0; kind < optimizer.kinds().size(); ++kind) {
         const std::string name = optimizer_name(optimizer.kinds()[kind], entry.name);
-        const bool there = reader.allow(name, entry.shape, at::kFloat) ||
+        const bool there = reader.allow(name, entry.whole_shape(), at::kFloat) ||
                            allow_local_state(reader, optimizer.kinds()[kind], entry);
         any |= there;
         if (!there && optimizer.needs(kind)) lacking.push_back(name);
@@ -111,15 +110,13 @@ void read_optimizer(const StateReader& reader, DataParallel& engine, OptimizerSt
       for (const std::string& kind : optimizer.kinds()) {
         const std::string name = optimizer_name(kind, entry.name);
         at::Tensor& piece = state.pieces.emplace_back();
-        const plan::Range range = part.size() == 0
-                                      ? plan::Range{}
-                                      : plan::Range{part.begin - entry.offset, part.end - entry.offset};
-        piece = reader.has(name) ? reader.read(name, range)
-                                 : read_local_state(reader, *engine.mesh().dp, kind, entry, range);
+        const plan::Region region = entry.region(part);
+        piece = reader.has(name) ? reader.read(name, region)
+                                 : read_local_state(reader, *engine.mesh().dp, kind, entry, region);
         if (piece.defined()) piece = piece.to(flat.master().device(), at::kFloat);
       }
       if (const std::string name = optimizer_name("step", entry.name); reader.has(name))
-        state.step = reader.read(name, {0, 1}).item<int64_t>();
+        state.step = reader.read(name).item<int64_t>();
       const bool in_file = reader.has(entry.name) || state.step != ParamState::kNoStep ||
                            std::ranges::any_of(state.pieces, &at::Tensor::defined);
       if (in_file) optimizer.set(unit, param, std::move(state));  // else it stays, as the parameter does
@@ -145,7 +142,7 @@ Notes load(DataParallel& engine, OptimizerState* optimizer, const std::string& p
   std::unique_ptr<StateReader> reader;
   const std::exception_ptr error = error_of([&] {
     engine.take_writes();
-    reader = std::make_unique<StateReader>(path, options.rows);
+    reader = std::make_unique<StateReader>(path);
     want_weights(*reader, engine);
     if (optimizer != nullptr && !reader->metadata().contains(kStateMark))
       throw DataError(
@@ -260,7 +257,7 @@ void load_weights(torch::nn::Module& module, const std::string& path, const Load
   for (const ModuleParameter& param : params) {
     if (!reader.has(param.name)) continue;
     at::Tensor tensor = param.tensor;
-    tensor.copy_(reader.read(param.name, {0, tensor.numel()}).view(tensor.sizes()));
+    tensor.copy_(reader.read(param.name));
   }
   reader.read_buffers(module);
 }

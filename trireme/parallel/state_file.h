@@ -19,20 +19,10 @@ class Optimizer;
 
 namespace trireme::parallel {
 
-/// Some rows of a parameter (rows, ...), of which others have the rest.
-struct RowsOf {
-  int64_t first = 0;
-  int64_t all = 0;  ///< rows that the whole has
-  bool operator==(const RowsOf&) const = default;
-};
-
 /// What may differ between a file and what loads it; nothing unless said.
 struct LoadOptions {
   bool missing = false;     ///< parameters and buffers that the file lacks stay, with the optimizer's state
   bool unexpected = false;  ///< tensors of the file that nobody wants are left out
-  /// Parameters of the engine that are rows of those that the file has under their names, with their
-  /// optimizer's state.
-  std::map<std::string, RowsOf> rows = {};
 };
 
 /// What a file with an optimizer's state says beside its tensors, for load_state(): other names of tensors,

@@ -37,21 +37,8 @@ bool StateReader::find(const std::string& wanted, const std::string& name) {
   return true;
 }
 
-/// A parameter's own name ends those of its optimizer's state.
-std::optional<RowsOf> StateReader::rows_of(const std::string& name, const std::vector<int64_t>& shape) const {
-  for (const auto& [param, rows] : rows_) {
-    const bool of_optimizer = name.starts_with(kOptimizerPrefix) && name.ends_with("." + param);
-    if ((name == param || of_optimizer) && !shape.empty()) return rows;
-  }
-  return std::nullopt;
-}
-
 bool StateReader::allow(const std::string& name, const std::vector<int64_t>& shape, at::ScalarType dtype) {
-  Wanted& wanted = wanted_[name] = {shape, dtype};
-  if (const auto rows = rows_of(name, shape)) {
-    wanted.first = rows->first * (c10::multiply_integers(shape) / shape.front());
-    wanted.shape.front() = rows->all;
-  }
+  wanted_[name] = {shape, dtype};
   if (find(name, name)) return true;
   const auto alias = file_.metadata().find(name);
   return alias != file_.metadata().end() && find(name, alias->second);
@@ -96,15 +83,14 @@ void StateReader::check(const LoadOptions& options, bool ignores_optimizer) cons
       file_.path(), join(problems, "; "));
 }
 
-at::Tensor StateReader::read(const std::string& name, const plan::Range& range) const {
-  const int64_t first = wanted_.at(name).first;
-  return file_.read_range(found_.at(name), first + range.begin, first + range.end);
+at::Tensor StateReader::read(const std::string& name, const plan::Region& region) const {
+  return file_.read(found_.at(name), region);
 }
 
 void StateReader::read_buffers(torch::nn::Module& module) const {
   const at::NoGradGuard no_grad;
   for (auto& [name, buffer] : module_buffers(module).tensors) {
-    if (has(name)) at::Tensor(buffer).copy_(read(name, {0, buffer.numel()}).view(buffer.sizes()));
+    if (has(name)) at::Tensor(buffer).copy_(read(name));
   }
 }
 

@@ -3,7 +3,6 @@
 #include <ATen/core/Tensor.h>
 
 #include <map>
-#include <optional>
 #include <set>
 #include <string>
 #include <utility>
@@ -17,10 +16,9 @@ namespace trireme::parallel {
 
 class StateReader {
  public:
-  explicit StateReader(const std::string& path, std::map<std::string, RowsOf> rows = {})
-      : file_(path), rows_(std::move(rows)) {}
+  explicit StateReader(const std::string& path) : file_(path) {}
 
-  /// The file shall have this tensor, under this name or one that stands for it, or one of which it is rows.
+  /// The file shall have this tensor, under this name or one that stands for it.
   void want(const std::string& name, const std::vector<int64_t>& shape, at::ScalarType dtype);
   void want_buffers(const torch::nn::Module& module);
   /// It may have it; returns whether it does.
@@ -34,8 +32,10 @@ class StateReader {
   void check(const LoadOptions& options, bool ignores_optimizer) const;
 
   bool has(const std::string& name) const { return found_.contains(name); }
-  /// Elements of a tensor that it has(), (range.size()) on the CPU.
-  at::Tensor read(const std::string& name, const plan::Range& range) const;
+  /// A tensor that it has(), on the CPU.
+  at::Tensor read(const std::string& name) const { return file_.read(found_.at(name)); }
+  /// A region of it, (region.numel()).
+  at::Tensor read(const std::string& name, const plan::Region& region) const;
   void read_buffers(torch::nn::Module& module) const;
   /// Of the file as it is.
   bool file_has(const std::string& name) const { return file_.tensors().contains(name); }
@@ -46,15 +46,11 @@ class StateReader {
 
  private:
   bool find(const std::string& wanted, const std::string& name);
-  /// Of a tensor of this shape; none: it is whole.
-  std::optional<RowsOf> rows_of(const std::string& name, const std::vector<int64_t>& shape) const;
 
   checkpoint::SafetensorsReader file_;
-  std::map<std::string, RowsOf> rows_;  ///< by parameter
   struct Wanted {
     std::vector<int64_t> shape;
     at::ScalarType dtype;
-    int64_t first = 0;  ///< element in the file's tensor
   };
   std::map<std::string, Wanted> wanted_;
   std::map<std::string, std::string> found_;  ///< wanted name -> name in the file

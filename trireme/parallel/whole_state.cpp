@@ -34,8 +34,14 @@ WholeState::WholeState(DataParallel& engine, const OptimizerState* optimizer)
   engine.check_together("state");
   engine.take_writes();
   for (const auto& unit : engine.units()) {
-    for (const plan::FlatEntry& entry : unit->layout().entries())
+    for (const plan::FlatEntry& entry : unit->layout().entries()) {
+      TRIREME_CHECK(
+          entry.part.is_whole(),
+          "[parallel.state] the engine has a part of {}, [{}] of [{}], and no whole tensor of it; save "
+          "sharded_state() of all engines",
+          entry.name, fmt::join(entry.shape, ", "), fmt::join(entry.whole_shape(), ", "));
       declare(entry.name, {.shape = entry.shape, .dtype = at::kFloat});
+    }
   }
   ModuleBuffers buffers = module_buffers(engine.module());
   aliases_.merge(buffers.aliases);

@@ -128,8 +128,13 @@ Initializer values_of(const Module& module, const comm::Mesh& mesh) {
     broadcast_from_root(param.tensor, mesh);
     values.emplace(param.name, param.tensor.detach());
   }
-  return [values](const std::string& name, int64_t first, at::Tensor& out) {
-    out.copy_(values.at(name).reshape({-1}).narrow(0, first, out.numel()));
+  return [values](const std::string& name, const plan::Region& region, at::Tensor& out) {
+    at::Tensor box = values.at(name);
+    for (int64_t dim = 0; dim < box.dim(); ++dim) {
+      const auto at = static_cast<size_t>(dim);
+      box = box.narrow(dim, region.start[at], region.extent[at]);
+    }
+    out.copy_(box.reshape({-1}).narrow(0, region.range.begin, region.range.size()));
   };
 }
 

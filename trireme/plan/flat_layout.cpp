@@ -12,7 +12,8 @@ FlatLayout::FlatLayout(const std::vector<ParamSpec>& params, int64_t shards, int
   int64_t offset = 0;
   for (const ParamSpec& param : params) {
     offset = round_up(offset, alignment);
-    entries_.push_back({param.name, param.shape, offset, param.numel(), param.decays, param.layer});
+    entries_.push_back(
+        {param.name, param.shape, offset, param.numel(), param.decays, param.layer, param.part});
     offset += param.numel();
     used_ += param.numel();
   }

@@ -18,18 +18,15 @@ struct FlatEntry {
   int64_t numel = 0;
   bool decays = false;                   ///< as ParamSpec::decays
   std::optional<BlockLayer> layer = {};  ///< as ParamSpec::layer
+  Part part = {};                        ///< as ParamSpec::part
   int64_t end() const { return offset + numel; }
+  /// Shape of the parameter in checkpoints.
+  const Shape& whole_shape() const { return part.whole_of(shape); }
+  /// Elements `range` of the buffer, which are some of this entry's, within the whole parameter.
+  Region region(const Range& range) const {
+    return part.region(shape, {range.begin - offset, range.end - offset});
+  }
 };
-
-/// A half-open range of elements.
-struct Range {
-  int64_t begin = 0;
-  int64_t end = 0;
-  int64_t size() const { return end > begin ? end - begin : 0; }
-};
-inline Range intersect(const Range& a, const Range& b) {
-  return {a.begin > b.begin ? a.begin : b.begin, a.end < b.end ? a.end : b.end};
-}
 
 class FlatLayout {
  public:

@@ -337,7 +337,7 @@ RankBytes bytes_of_rank(const Config& config, const ModelFacts& facts, const Bat
   bytes.activations = most_of(Role::kActivations, program);
   bytes.boundaries = kept_bytes(program)[Role::kBoundary];
   if (plan.schedule.spread_head) {
-    const auto& rows = plan.split.head_rows;
+    const auto& rows = plan.split.vocabulary;
     bytes.logits = at_work_on_part(
         config, tokens, rows[static_cast<size_t>(pp_rank) + 1] - rows[static_cast<size_t>(pp_rank)], device);
     return bytes;

@@ -8,6 +8,7 @@
 
 #include "trireme/plan/block_layer.h"
 #include "trireme/plan/config.h"
+#include "trireme/plan/part.h"
 
 namespace trireme::plan {
 
@@ -19,10 +20,11 @@ struct InitialValues {
 
 struct ParamSpec {
   std::string name;            ///< "transformer.h.0.attn.c_attn.weight"
-  std::vector<int64_t> shape;  ///< as stored in Hugging Face checkpoints of the family
+  std::vector<int64_t> shape;  ///< of what is held; of a whole parameter as Hugging Face checkpoints have it
   InitialValues initial = {};
   bool decays = shape.size() >= 2;       ///< weight decay applies; unless said otherwise, to matrices
   std::optional<BlockLayer> layer = {};  ///< the linear layer of a block that it is a weight of
+  Part part = {};                        ///< of a larger parameter of this name
   int64_t numel() const;
 };
 

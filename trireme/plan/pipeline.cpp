@@ -208,7 +208,7 @@ PipelinePlan plan_pipeline(const Config& config, const BatchPlan& batch) {
 }
 
 void spread_head(PipelinePlan& plan, const ModelConfig& model) {
-  plan.split.head_rows = share_rows(model.vocab_size, std::ssize(plan.schedule.ranks), model.d_model);
+  plan.split.vocabulary = share_rows(model.vocab_size, std::ssize(plan.schedule.ranks), model.d_model);
   plan.schedule = spread_head(plan.schedule, work_of_passes(plan));
 }
 

@@ -34,37 +34,34 @@ int64_t first_share(int64_t numel, const Sharing& sharing) {
 
 /// Adds a unit to what each shard copies.
 void add_unit(const FlatLayout& unit, const Config& config, const Sharing& sharing,
-              const std::string& skipped, std::vector<int64_t>& by_shard, bool counts_updates = true) {
+              std::vector<int64_t>& by_shard) {
   const int64_t moments = std::ssize(state_of(config.optim));
   // Ranks of local SGD have moments of their own.
   const bool local = config.parallel.comm_hook == CommHook::kLocalSgd;
   const Sharing of_moments = local ? Sharing() : sharing;
   const int64_t size = unit.numel() / sharing.shards;
   for (const FlatEntry& entry : unit.entries()) {
-    if (entry.name == skipped) continue;
+    if (entry.part.copy > 0) continue;  // its stage does not save it
     for (int64_t shard = entry.offset / size; shard * size < entry.end(); ++shard) {
       const Range part = intersect({shard * size, (shard + 1) * size}, {entry.offset, entry.end()});
       int64_t& bytes = by_shard[static_cast<size_t>(shard)];
       bytes += saved_piece_bytes(kFp32Bytes * first_share(part.size(), sharing)) +
                moments * saved_piece_bytes(kFp32Bytes * first_share(part.size(), of_moments));
-      if (counts_updates && part.begin == entry.offset) bytes += saved_piece_bytes(kInt64Bytes);
+      if (part.begin == entry.offset && entry.part.first_element() == 0)
+        bytes += saved_piece_bytes(kInt64Bytes);
     }
     if (!keeps_residual(config.parallel.comm_hook)) continue;
     for (int64_t& bytes : by_shard) bytes += saved_piece_bytes(kFp32Bytes * entry.numel);
   }
 }
 
-/// The stages of a rank of a pipeline. Tied embeddings are saved by the first stage, and the number of
-/// updates of a head that is spread by its first part.
+/// The stages of a rank of a pipeline.
 void add_stages(const Config& config, const ModelFacts& facts, const MeshShape& mesh, int64_t pp_rank,
                 const PipelinePlan& pipeline, const Sharing& sharing, std::vector<int64_t>& by_shard) {
   for (const int64_t stage : pipeline.schedule.stages_of(pp_rank)) {
-    const bool has_copy = config.model.tie_embeddings && stage > 0;
-    const std::string skipped = has_copy ? facts.units.front().params.front().name : std::string();
     const UnitRange range = units_of_stage(pipeline.split, stage);
-    const bool counts_updates = !range.head_rows || range.head_rows->first == 0;
     for (const UnitSpec& unit : stage_units(config.model, facts, range))
-      add_unit(flat_layout(unit, mesh.dp_size()), config, sharing, skipped, by_shard, counts_updates);
+      add_unit(flat_layout(unit, mesh.dp_size()), config, sharing, by_shard);
   }
 }
 
@@ -94,8 +91,7 @@ int64_t saved_copy_bytes(const Config& config, const ModelFacts& facts, const Me
     add_stages(config, facts, mesh, pp_rank, pipeline, sharing, by_shard);
   } else {
     const std::vector<UnitSpec> units = engine_units(config, facts);
-    for (const UnitSpec& unit : units)
-      add_unit(flat_layout(unit, mesh.dp_size()), config, sharing, "", by_shard);
+    for (const UnitSpec& unit : units) add_unit(flat_layout(unit, mesh.dp_size()), config, sharing, by_shard);
   }
   return *std::ranges::max_element(by_shard);
 }

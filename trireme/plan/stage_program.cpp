@@ -10,7 +10,7 @@ namespace {
 using Kind = ActionKind;
 
 /// A stage's own program, of which passes are taken one after the other.
-struct Part {
+struct StageSteps {
   ProgramStage stage;
   StepProgram program;
   size_t next = 0;                  ///< of its passes
@@ -27,7 +27,7 @@ class Merger {
         actions, [](const Action& action) { return action.computes() && action.kind != Kind::kForward; });
     held_ = trains_ && schedule.placement == Placement::kTwoWays;
     for (const ProgramStage& stage : stages) {
-      Part part{.stage = stage, .program = program_of(stage)};
+      StageSteps part{.stage = stage, .program = program_of(stage)};
       part.first_unit = std::ssize(whole_.units);
       whole_.units.insert(whole_.units.end(), stage.units.begin(), stage.units.end());
       parts_.push_back(std::move(part));
@@ -39,12 +39,12 @@ class Merger {
     for (const Action& action : actions_)
       action.is_message() ? take_message(action) : take_pass(part_of(action.stage));
     // Reductions that come after all passes, then updates, each in the order of stages.
-    for (Part& part : parts_) {
+    for (StageSteps& part : parts_) {
       if (trains_ && pass_of(part).kind == Pass::Kind::kReduce) take_pass(part);
     }
     if (held_) take_pass_of_each();
     if (trains_) take_pass_of_each();
-    for (const Part& part : parts_) take_buffers(part);
+    for (const StageSteps& part : parts_) take_buffers(part);
     add_receive_buffers();
     return std::move(whole_);
   }
@@ -62,19 +62,19 @@ class Merger {
     return step_program(stage.units, stage.setting, stage.order, passes, held_);
   }
 
-  Part& part_of(int64_t stage) {
+  StageSteps& part_of(int64_t stage) {
     const auto found =
-        std::ranges::find_if(parts_, [&](const Part& part) { return part.stage.index == stage; });
+        std::ranges::find_if(parts_, [&](const StageSteps& part) { return part.stage.index == stage; });
     TRIREME_CHECK(found != parts_.end(), "[plan.stage_program] stage {} does not belong to this rank", stage);
     return *found;
   }
-  static const Pass& pass_of(const Part& part) { return part.program.passes.at(part.next); }
+  static const Pass& pass_of(const StageSteps& part) { return part.program.passes.at(part.next); }
 
   void take_pass_of_each() {
-    for (Part& part : parts_) take_pass(part);
+    for (StageSteps& part : parts_) take_pass(part);
   }
 
-  void take_pass(Part& part) {
+  void take_pass(StageSteps& part) {
     Pass pass = pass_of(part);
     ++part.next;
     const int64_t begin = std::ssize(whole_.actions);
@@ -126,7 +126,7 @@ class Merger {
   void take_message(Action message) {
     const bool sends = message.kind == Kind::kSend;
     const StageEnd place = place_of(message.message, message.stage, sends);
-    const Part& part = part_of(place.stage);
+    const StageSteps& part = part_of(place.stage);
     message.lane = sends ? Lane::kSend : Lane::kRecv;
     if (const int64_t units = std::ssize(part.stage.units); units > 0)
       message.unit = part.first_unit + (place.at_end ? units - 1 : 0);
@@ -137,7 +137,7 @@ class Merger {
     ++whole_.passes.back().end;
   }
 
-  void take_buffers(const Part& part) {
+  void take_buffers(const StageSteps& part) {
     for (Buffer buffer : part.program.buffers) {
       buffer.unit += part.first_unit;
       if (!buffer.is_kept()) {
@@ -151,7 +151,7 @@ class Merger {
   void add_receive_buffers() {
     for (const auto& [pool, count] : receive_buffers(actions_)) {
       const auto& [stage, message] = pool;
-      const Part& part = part_of(place_of(message, stage, /*sends=*/false).stage);
+      const StageSteps& part = part_of(place_of(message, stage, /*sends=*/false).stage);
       if (part.stage.units.empty()) continue;
       for (int64_t i = 0; i < count; ++i)
         whole_.buffers.push_back(
@@ -163,7 +163,7 @@ class Merger {
   const StageActions& actions_;
   MessageBytes bytes_;
   bool trains_ = false, held_ = false;
-  std::vector<Part> parts_;
+  std::vector<StageSteps> parts_;
   std::vector<Action> arriving_;
   StepProgram whole_;
 };

@@ -53,6 +53,12 @@ bool is_attention(const StagePart& part) {
   return part.name.ends_with(kAttentionHalf);
 }
 
+/// The same parameter in another stage.
+ParamSpec copy_of(ParamSpec param) {
+  param.part.copy = 1;
+  return param;
+}
+
 }  // namespace
 
 PassWork& PassWork::operator+=(const PassWork& other) {
@@ -247,13 +253,13 @@ std::vector<int64_t> share_rows(int64_t vocab_size, int64_t ranks, int64_t width
 /// A part of the split is a block, half a block, or the head.
 UnitRange units_of_stage(const StageSplit& split, int64_t stage) {
   const auto at = static_cast<size_t>(stage);
-  const bool spread = !split.head_rows.empty();
+  const bool spread = !split.vocabulary.empty();
   const auto unit_of = [&](int64_t part) { return 1 + (split.of_halves ? part / 2 : part); };
   if (const size_t stages = split.first.size() - 1; spread && at >= stages) {
     const int64_t head = unit_of(split.first.back() - 1) + 1;
     return {.first = head,
             .end = head + 1,
-            .head_rows = std::pair(split.head_rows.at(at - stages), split.head_rows.at(at - stages + 1))};
+            .vocabulary = Range{split.vocabulary.at(at - stages), split.vocabulary.at(at - stages + 1)}};
   }
   const int64_t begin = split.first[at], end = split.first[at + 1];
   UnitRange range{.first = stage == 0 ? 0 : unit_of(begin), .end = unit_of(end - 1) + 1};
@@ -276,14 +282,14 @@ std::vector<UnitSpec> stage_units(const ModelConfig& model, const ModelFacts& fa
   const auto is_of_norm = [&](const ParamSpec& param) {
     return std::ranges::find(norm, param.name, &ParamSpec::name) != norm.end();
   };
-  const bool spread = range.norm_alone || range.head_rows.has_value();
+  const bool spread = range.norm_alone || range.vocabulary.has_value();
   UnitSpec root{kRootUnit, {}};
   if (has_embeddings)
     root = {.name = kRootUnit, .params = facts.units.front().params, .image = facts.units.front().image};
   if (model.tie_embeddings) {
     std::erase_if(root.params, is_of_norm);
     if (has_head && !spread) {
-      if (!has_embeddings) root.params.push_back(facts.units.front().params.front());
+      if (!has_embeddings) root.params.push_back(copy_of(facts.units.front().params.front()));
       root.params.insert(root.params.end(), norm.begin(), norm.end());
     }
   }
@@ -301,7 +307,12 @@ std::vector<UnitSpec> stage_units(const ModelConfig& model, const ModelFacts& fa
   const ParamSpec weight =
       model.tie_embeddings ? facts.units.front().params.front() : facts.units.back().params.back();
   head.params = range.norm_alone ? norm : std::vector<ParamSpec>{weight};
-  if (range.head_rows) head.params.front().shape.front() = range.head_rows->second - range.head_rows->first;
+  if (range.vocabulary) {
+    ParamSpec& held = head.params.front();
+    held.part = part_of_rows(held.shape, *range.vocabulary);
+    held.part.copy = model.tie_embeddings ? 1 : 0;
+    held.shape.front() = range.vocabulary->size();
+  }
   return units;
 }
 

@@ -47,7 +47,7 @@ struct StageSplit {
   std::vector<PassWork> work = {};  ///< by stage, without its share of a head that is spread
   /// For a head that is spread over the ranks of a pipeline, the first row of each rank's part of its weight,
   /// and then the number of rows; empty: the head is a part of the last stage.
-  std::vector<int64_t> head_rows = {};
+  std::vector<int64_t> vocabulary = {};
   double spread_flops = 0.0;  ///< of the whole of such a head; each stage counts an equal share of them
   /// All passes of a stage and of its share of a head that is spread.
   double all_work(size_t stage) const;
@@ -69,8 +69,8 @@ StageSplit split_evenly(const std::vector<StagePart>& parts, int64_t stages, dou
 StageSplit split_by_blocks(const std::vector<StagePart>& parts, const std::vector<int64_t>& blocks,
                            double spread_flops = 0.0);
 
-/// Shares the rows of a vocabulary among `ranks`, as StageSplit::head_rows has them: equally, in multiples of
-/// 64 rows, which GPUs multiply faster, if 64 is at most a sixteenth of a rank's rows. Rows have `width`
+/// Shares the rows of a vocabulary among `ranks`, as StageSplit::vocabulary has them: equally, in multiples
+/// of 64 rows, which GPUs multiply faster, if 64 is at most a sixteenth of a rank's rows. Rows have `width`
 /// elements, and each rank's begin at a multiple of 8 elements, since optimizers round state in few bits by
 /// blocks. Throws ConfigError for fewer rows than ranks can share so.
 std::vector<int64_t> share_rows(int64_t vocab_size, int64_t ranks, int64_t width = 8);
@@ -81,9 +81,8 @@ struct UnitRange {
   bool from_mlp = false;      ///< the attention of the first one is in the stage before
   bool to_attention = false;  ///< what follows attention in the last one is in the stage behind
   bool norm_alone = false;    ///< of the head the final norm: the rest of it is spread
-  /// For a part of a head that is spread, the rows of its weight, from `first` to `end`, without the norm;
-  /// else none.
-  std::optional<std::pair<int64_t, int64_t>> head_rows = {};
+  /// For a part of a head that is spread, the rows of its weight, without the norm; else none.
+  std::optional<Range> vocabulary = {};
   bool operator==(const UnitRange&) const = default;
 };
 /// The units of a stage; the embedding goes with the first one. Behind the stages come the parts of a head

@@ -27,7 +27,6 @@ namespace {
 
 using Json = nlohmann::json;
 using checkpoint::PieceSpec;
-using checkpoint::Region;
 
 /// How long rank 0 waits for the others' parts: they may be waiting for it in a collective meanwhile.
 constexpr double kShareOfTimeout = 0.5;
@@ -40,32 +39,19 @@ struct MyPiece {
 
 using PieceBody = std::function<void(const MyPiece&)>;
 
-/// A piece of some rows as one of the whole tensor.
-parallel::StatePiece in_whole(parallel::StatePiece piece, const parallel::RowsOf& rows) {
-  const int64_t first = rows.first * (c10::multiply_integers(piece.shape) / piece.shape.front());
-  piece.shape.front() = rows.all;
-  piece.range = {piece.range.begin + first, piece.range.end + first};
-  return piece;
-}
-
 /// What this rank writes of a part: its share of what it holds.
 void visit_pieces(const TrainedModel::Part& part, const PieceBody& body) {
   using parallel::HeldBy;
   const auto [replica, replicas] = part.engine->replica();
   parallel::visit_sharded_state(*part.engine, *part.optimizer, [&](const parallel::StatePiece& piece) {
-    if (!piece.param.empty() && piece.param == part.saved_elsewhere) return;
-    const auto rows = part.rows.find(piece.param);
-    if (rows != part.rows.end() && piece.shape.empty() && rows->second.first > 0) return;
-    const parallel::StatePiece held =
-        rows == part.rows.end() || piece.shape.empty() ? piece : in_whole(piece, rows->second);
-    if (held.held_by == HeldBy::kAllRanks && part.engine->mesh().dp_rank != 0) return;
-    Region region = Region::flat(held.shape, held.range);
-    if (held.held_by == HeldBy::kReplicas) region = checkpoint::share_of(region, replica, replicas);
+    if (piece.held_by == HeldBy::kAllRanks && part.engine->mesh().dp_rank != 0) return;
+    plan::Region region = piece.region;
+    if (piece.held_by == HeldBy::kReplicas) region = plan::share_of(region, replica, replicas);
     if (region.numel() == 0) return;
-    body(
-        {{held.name, checkpoint::safetensors_dtype(held.values.scalar_type(), held.name), held.shape, region},
-         held.values.narrow(0, region.range.begin - held.range.begin, region.numel()),
-         held.passes_change_it});
+    const std::string dtype = checkpoint::safetensors_dtype(piece.values.scalar_type(), piece.name);
+    body({{piece.name, dtype, piece.shape, region},
+          piece.values.narrow(0, region.range.begin - piece.region.range.begin, region.numel()),
+          piece.passes_change_it});
   });
 }
 
@@ -195,7 +181,7 @@ Checkpointing::Resumed Checkpointing::resume_from(const std::string& path) {
   const bool staged = config_.parallel.pp > 1;
   together([&] {
     for (const TrainedModel::Part& part : parts_.model->parts())
-      parallel::load_state(*part.engine, *part.optimizer, path, {.unexpected = staged, .rows = part.rows});
+      parallel::load_state(*part.engine, *part.optimizer, path, {.unexpected = staged});
   });
   return restore(*run, path);
 }

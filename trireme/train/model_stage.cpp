@@ -44,10 +44,10 @@ ModelStage::ModelStage(const plan::ModelConfig& config, plan::UnitRange range,
   TRIREME_CHECK(0 <= range.first && range.first < range.end && range.end <= config.n_layers + 2,
                 "[train.model_stage] units {} to {} of a model that has {}", range.first, range.end,
                 config.n_layers + 2);
-  if (range.head_rows) {
+  if (range.vocabulary) {
     at::Tensor weight = text().head_weight();
-    const auto [first, end] = *range.head_rows;
-    weight.set_data(at::empty({end - first, weight.size(1)}, weight.options().requires_grad(false)));
+    weight.set_data(
+        at::empty({range.vocabulary->size(), weight.size(1)}, weight.options().requires_grad(false)));
   }
   adopt(units_of(config, range));
 }
@@ -79,7 +79,7 @@ bool ModelStage::moves_channels() const {
 }
 
 at::Tensor ModelStage::forward(const at::Tensor& x) const {
-  TRIREME_CHECK(!range_.head_rows, "[train.model_stage] a part of the head has no output; call part()");
+  TRIREME_CHECK(!range_.vocabulary, "[train.model_stage] a part of the head has no output; call part()");
   return is_last() ? x : run(model_->units(), x);
 }
 
@@ -111,7 +111,7 @@ at::Tensor ModelStage::loss(const at::Tensor& x, const nn::LossTarget& target) c
 }
 
 at::Tensor ModelStage::logits(const at::Tensor& x) const {
-  if (range_.head_rows)
+  if (range_.vocabulary)
     return run_part([weight = text().head_weight()](const at::Tensor& y) { return nn::logits(y, weight); },
                     x);
   TRIREME_CHECK(is_last(), "[train.model_stage] units {} to {} have no logits", range_.first, range_.end);
@@ -124,20 +124,16 @@ at::Tensor ModelStage::run_part(const nn::UnitForward& forward, const at::Tensor
 }
 
 nn::VocabularyPart ModelStage::part(const at::Tensor& hidden, const nn::LossTarget& target) const {
-  TRIREME_CHECK(range_.head_rows, "[train.model_stage] units {} to {} are no part of the head", range_.first,
+  TRIREME_CHECK(range_.vocabulary, "[train.model_stage] units {} to {} are no part of the head", range_.first,
                 range_.end);
   nn::VocabularyPart made;
   made.stats = run_part(
-      [&, weight = text().head_weight(), first = range_.head_rows->first](const at::Tensor& x) {
+      [&, weight = text().head_weight(), first = range_.vocabulary->begin](const at::Tensor& x) {
         made = nn::vocabulary_part(x, weight, first, target);
         return made.stats;
       },
       hidden);
   return made;
-}
-
-int64_t ModelStage::first_element() const {
-  return range_.head_rows ? range_.head_rows->first * config_.d_model : 0;
 }
 
 void ModelStage::train(bool on) {
@@ -147,25 +143,20 @@ void ModelStage::train(bool on) {
 
 void ModelStage::fill(const nn::InitialWeights& initial) const {
   const at::NoGradGuard no_grad;
-  for (const auto& entry : named_parameters()) {
-    at::Tensor flat = entry.value().view({-1});
-    initial(entry.key(), first_element(), flat);
+  const auto parameters = named_parameters();
+  for (const plan::UnitSpec& unit : units_of(config_, range_)) {
+    for (const plan::ParamSpec& param : unit.params) {
+      at::Tensor flat = parameters[param.name].view({-1});
+      initial(param.name, param.part.region(param.shape, {0, param.numel()}), flat);
+    }
   }
 }
 
 std::shared_ptr<parallel::DataParallel> ModelStage::make_engine(
     const comm::Mesh& mesh, const parallel::Options& options, const nn::InitialWeights& initial,
     const plan::MemoryConfig& memory, const plan::Fp8Config& fp8, const nn::Fp8History* history) {
-  const auto of_part = [&initial, offset = first_element()](const std::string& name, int64_t first,
-                                                            at::Tensor& out) {
-    initial(name, offset + first, out);
-  };
   auto engine =
-      std::make_shared<parallel::DataParallel>(*this, units_of(config_, range_, fp8), mesh, options, of_part);
-  if (range_.head_rows) {
-    const std::string weight = named_parameters().begin()->key();
-    engine->round_as(weight, weight, first_element());
-  }
+      std::make_shared<parallel::DataParallel>(*this, units_of(config_, range_, fp8), mesh, options, initial);
   connect(*model_, *engine, memory, fp8, history);
   return engine;
 }
@@ -188,7 +179,7 @@ std::vector<parallel::TiedParameter> ModelStage::ties(const plan::ModelConfig& c
                     .name = *name,
                     .other_stage = part,
                     .other_name = *name,
-                    .first_row = plan::units_of_stage(pipeline.split, part).head_rows->first});
+                    .first_row = plan::units_of_stage(pipeline.split, part).vocabulary->begin});
   return ties;
 }
 

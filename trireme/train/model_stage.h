@@ -30,7 +30,7 @@ class ModelStage : public torch::nn::Module {
 
   /// Whether it has all of the head.
   bool is_last() const {
-    return range_.end == config_.n_layers + 2 && !range_.norm_alone && !range_.head_rows;
+    return range_.end == config_.n_layers + 2 && !range_.norm_alone && !range_.vocabulary;
   }
   /// Tokens (B, T) int64 or (B, T, D) of the stage before -> (B, T, D); of models of images what their units
   /// take and give, where channels are the last of four dimensions between stages of a model in that layout.
@@ -69,8 +69,6 @@ class ModelStage : public torch::nn::Module {
   bool moves_channels() const;
   at::Tensor run(std::vector<nn::Unit> units, const at::Tensor& x) const;
   at::Tensor run_part(const nn::UnitForward& forward, const at::Tensor& hidden) const;
-  /// Of the only parameter of a part of the head, among those of the whole; 0 of other stages.
-  int64_t first_element() const;
 
   plan::ModelConfig config_;
   std::shared_ptr<nn::Model> model_;

@@ -50,16 +50,10 @@ parallel::Stage StagedModel::add_stage(int64_t stage, const comm::Mesh& engine_m
                                           config_.memory, config_.precision.fp8, fp8_history());
   stages_.push_back(module);
   stage_of_engine_.push_back(stage);
-  Part& part = parts_.emplace_back();
-  part.engine = engine;
-  part.optimizer = optim::build(config_.optim, engine->optimizer_params());
-  if (stage > 0 && (module->is_last() || range.head_rows))
-    part.saved_elsewhere = ModelStage::tied_parameter(config_.model).value_or("");
+  parts_.push_back({.engine = engine, .optimizer = optim::build(config_.optim, engine->optimizer_params())});
   if (module->is_last()) last_ = module;
   parallel::Stage made;
-  if (range.head_rows) {
-    const std::string& name = engine->units().back()->layout().entries().front().name;
-    part.rows[name] = {range.head_rows->first, config_.model.vocab_size};
+  if (range.vocabulary) {
     head_part_ = module;
     made = {.index = stage, .module = module, .forward = {}, .part = head_part_function()};
   } else {
@@ -85,7 +79,7 @@ StagedModel::~StagedModel() {
   parts_.clear();
 }
 
-/// Units of the whole model by stage, and who has which parameter; of tied embeddings the first stage.
+/// Units of the whole model by stage, and which stage saves which part of each tensor.
 void StagedModel::name_units(const plan::ModelFacts& facts) {
   for (int64_t stage = 0; stage < plan_.schedule.all_stages(); ++stage) {
     first_unit_.push_back(units_.size());
@@ -93,15 +87,13 @@ void StagedModel::name_units(const plan::ModelFacts& facts) {
     const std::vector<plan::UnitSpec> units = plan::stage_units(config_.model, facts, range);
     if (reads_images()) {
       for (const plan::BufferSpec& buffer : plan::buffers_of(config_.model.vision, units))
-        buffer_owners_[buffer.name] = {stage, buffer.shape};
+        saved_buffers_[buffer.name] = {stage, buffer.shape, {}};
     }
     for (const plan::UnitSpec& unit : units) {
       const bool repeats = unit.name == plan::kRootUnit || plan_.schedule.is_head_part(stage);
       units_.push_back(repeats ? fmt::format("{} of stage {}", unit.name, stage) : unit.name);
       for (const plan::ParamSpec& param : unit.params) {
-        std::vector<Owner>& owners = owners_[param.name];
-        const bool has_rows = range.head_rows && !config_.model.tie_embeddings;
-        if (owners.empty() || has_rows) owners.push_back({stage, param.shape});
+        if (param.part.copy == 0) saved_params_[param.name].push_back({stage, param.shape, param.part});
       }
     }
   }
@@ -148,15 +140,19 @@ at::Tensor StagedModel::run_passes(const std::function<data::Batch()>& next, dou
   return mesh_.pp_rank == 0 ? mean * (static_cast<double>(count) * share) : at::zeros_like(mean);
 }
 
-/// Tied embeddings count with the first stage. The copies of a stage that two ranks have are parts of one
-/// gradient.
+/// Copies of tied embeddings count where they are saved. The copies of a stage that two ranks have are parts
+/// of one gradient.
 at::Tensor StagedModel::grad_squares() const {
   at::Tensor squares = at::zeros({plan_.schedule.all_stages()}, numbers_on(mesh_.world->device()));
   for (size_t i = 0; i < parts_.size(); ++i) {
     const parallel::DataParallel& engine = *parts_[i].engine;
     at::Tensor mine = engine.grad_squares();
-    if (const std::string& copy = parts_[i].saved_elsewhere; !copy.empty())
-      mine = (mine - engine.param_grad_squares(copy)).clamp_min(0.0);  // by rounding
+    for (const parallel::FlatUnit* unit : engine.units()) {
+      for (const plan::FlatEntry& entry : unit->layout().entries()) {
+        if (entry.part.copy > 0)
+          mine = (mine - engine.param_grad_squares(entry.name)).clamp_min(0.0);  // by rounding
+      }
+    }
     squares[stage_of_engine_[i]].copy_(mine);
   }
   return squares;
@@ -236,7 +232,7 @@ at::Tensor StagedModel::next_logits(const at::Tensor& tokens) {
 
 /// Ranks have different numbers of rows, and gather as many as the one that has most.
 at::Tensor StagedModel::joined_logits(const at::Tensor& mine) const {
-  const std::vector<int64_t>& first = plan_.split.head_rows;
+  const std::vector<int64_t>& first = plan_.split.vocabulary;
   int64_t most = 0;
   for (size_t rank = 0; rank + 1 < first.size(); ++rank) most = std::max(most, first[rank + 1] - first[rank]);
   at::Tensor padded = at::zeros({most}, mine.options());

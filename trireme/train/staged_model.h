@@ -35,9 +35,11 @@ class StagedModel : public TrainedModel {
   parallel::Pipeline& pipeline() { return *pipeline_; }
 
  private:
-  struct Owner {
+  /// What a stage saves of a tensor.
+  struct Saved {
     int64_t stage;
-    std::vector<int64_t> shape;
+    plan::Shape shape;  ///< of what it has
+    plan::Part part;
   };
   using Visitor = std::function<void(const std::string& name, const at::Tensor& weight)>;
   /// Calls body(name, fp32 CPU tensor) on rank 0 of the job for every parameter of the model, in name order,
@@ -46,7 +48,7 @@ class StagedModel : public TrainedModel {
   /// The same for buffers, in their dtypes.
   void visit_buffers(const Visitor& body);
   /// `mine`, which the first data-parallel rank of a stage has, on rank 0 of the job; undefined on others.
-  at::Tensor on_root(const at::Tensor& mine, const Owner& owner, at::ScalarType dtype);
+  at::Tensor on_root(const at::Tensor& mine, const Saved& saved, at::ScalarType dtype);
   /// With its module, engine and optimizer, which this rank keeps from now on.
   parallel::Stage add_stage(int64_t stage, const comm::Mesh& engine_mesh, const nn::InitialWeights& initial);
   void name_units(const plan::ModelFacts& facts);
@@ -75,9 +77,9 @@ class StagedModel : public TrainedModel {
   std::unique_ptr<parallel::Pipeline> pipeline_;
   double scale_ = 1.0;  ///< of the gradients of the step under way
   std::vector<std::string> units_;
-  std::vector<size_t> first_unit_;                    ///< in units_, by stage
-  std::map<std::string, std::vector<Owner>> owners_;  ///< of parameters; several have rows, in this order
-  std::map<std::string, Owner> buffer_owners_;
+  std::vector<size_t> first_unit_;  ///< in units_, by stage
+  std::map<std::string, std::vector<Saved>> saved_params_;
+  std::map<std::string, Saved> saved_buffers_;
   /// Of the images that are evaluated now; none in training.
   struct Counting {
     Scores scores;

@@ -15,45 +15,59 @@ at::ScalarType dtype_of_buffer(const std::vector<int64_t>& shape) {
   return shape.empty() ? at::kLong : at::kFloat;
 }
 
+/// Writes what a stage holds of a parameter to its place in the whole one.
+void put(const at::Tensor& held, const plan::Part& part, at::Tensor& whole) {
+  if (part.is_whole()) {
+    whole = held;
+    return;
+  }
+  if (!whole.defined()) whole = at::empty(part.whole, held.options());
+  at::Tensor box = whole;
+  for (int64_t dim = 0; dim < held.dim(); ++dim)
+    box = box.narrow(dim, part.start[static_cast<size_t>(dim)], held.size(dim));
+  box.copy_(held);
+}
+
 }  // namespace
 
 void StagedModel::visit_weights(const Visitor& body) {
   const bool is_root = mesh_.world->rank() == 0;
   std::vector<parallel::DataParallel::Weights> readers;
   for (const Part& part : parts_) readers.emplace_back(*part.engine);
-  for (const auto& [name, owners] : owners_) {
-    std::vector<at::Tensor> rows;
-    for (const Owner& owner : owners) {
-      const auto here = std::ranges::find(stage_of_engine_, owner.stage);
+  for (const auto& [name, all] : saved_params_) {
+    at::Tensor whole;
+    for (const Saved& saved : all) {
+      const auto here = std::ranges::find(stage_of_engine_, saved.stage);
       at::Tensor mine;
       if (here != stage_of_engine_.end())
         mine = readers[static_cast<size_t>(here - stage_of_engine_.begin())].whole(name);
-      rows.push_back(on_root(mine, owner, at::kFloat));
+      const at::Tensor held = on_root(mine, saved, at::kFloat);
+      if (is_root) put(held, saved.part, whole);
     }
-    if (is_root) body(name, rows.size() == 1 ? rows.front() : at::cat(rows));
+    if (is_root) body(name, whole);
   }
 }
 
 void StagedModel::visit_buffers(const Visitor& body) {
-  for (const auto& [name, owner] : buffer_owners_) {
-    const auto here = std::ranges::find(stage_of_engine_, owner.stage);
+  for (const auto& [name, saved] : saved_buffers_) {
+    const auto here = std::ranges::find(stage_of_engine_, saved.stage);
     at::Tensor mine;
     if (here != stage_of_engine_.end())
       mine = stages_[static_cast<size_t>(here - stage_of_engine_.begin())]->named_buffers()[name];
-    const at::Tensor buffer = on_root(mine, owner, dtype_of_buffer(owner.shape));
+    const at::Tensor buffer = on_root(mine, saved, dtype_of_buffer(saved.shape));
     if (mesh_.world->rank() == 0) body(name, buffer);
   }
 }
 
-at::Tensor StagedModel::on_root(const at::Tensor& mine, const Owner& owner, at::ScalarType dtype) {
+at::Tensor StagedModel::on_root(const at::Tensor& mine, const Saved& saved, at::ScalarType dtype) {
   const bool is_root = mesh_.world->rank() == 0;
-  const int64_t from = plan_.schedule.rank_of(owner.stage, 0);
+  const int64_t from = plan_.schedule.rank_of(saved.stage, 0);
   const auto options = at::TensorOptions().device(mesh_.world->device()).dtype(dtype);
   at::Tensor weight = mine;
   if (mesh_.dp_rank == 0 && from != 0 && mesh_.pp_rank == from) {
     mesh_.pp->send(weight.to(options.device()).contiguous(), 0);
   } else if (is_root && from != 0) {
-    weight = at::empty(owner.shape, options);
+    weight = at::empty(saved.shape, options);
     mesh_.pp->recv(weight, from);
   }
   return is_root ? weight.to(at::kCPU).contiguous() : at::Tensor();
@@ -61,11 +75,9 @@ at::Tensor StagedModel::on_root(const at::Tensor& mine, const Owner& owner, at::
 
 void StagedModel::save_weights(const std::string& path, const parallel::Notes& notes) {
   parallel::TensorInfos infos;
-  for (const auto& [name, owners] : owners_) {
-    auto& [shape, dtype] = infos[name] = {owners.front().shape, at::kFloat};
-    for (size_t i = 1; i < owners.size(); ++i) shape.front() += owners[i].shape.front();
-  }
-  for (const auto& [name, owner] : buffer_owners_) infos[name] = {owner.shape, dtype_of_buffer(owner.shape)};
+  for (const auto& [name, all] : saved_params_)
+    infos[name] = {all.front().part.whole_of(all.front().shape), at::kFloat};
+  for (const auto& [name, saved] : saved_buffers_) infos[name] = {saved.shape, dtype_of_buffer(saved.shape)};
   const auto visit = [this](const Visitor& body) {
     visit_weights(body);
     visit_buffers(body);

@@ -87,8 +87,7 @@ void TrainedModel::swap_averages() {
 }
 
 void TrainedModel::load_weights(const std::string& path, bool stages) {
-  for (const Part& part : parts_)
-    parallel::load_weights(*part.engine, path, {.unexpected = stages, .rows = part.rows});
+  for (const Part& part : parts_) parallel::load_weights(*part.engine, path, {.unexpected = stages});
 }
 
 plan::StepProgram given_program(const ModelSetup& setup) {

@@ -57,11 +57,6 @@ class TrainedModel {
   struct Part {
     std::shared_ptr<parallel::DataParallel> engine;
     std::unique_ptr<optim::Optimizer> optimizer;
-    /// A parameter that another stage has as well, and saves: tied embeddings.
-    std::string saved_elsewhere = {};
-    /// Parameters that are rows of the model's, of whose optimizer the first rows' part saves the count of
-    /// updates.
-    std::map<std::string, parallel::RowsOf> rows = {};
   };
 
   virtual ~TrainedModel() = default;

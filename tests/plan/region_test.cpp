@@ -1,4 +1,4 @@
-#include "trireme/checkpoint/region.h"
+#include "trireme/plan/region.h"
 
 #include <gtest/gtest.h>
 
@@ -6,11 +6,10 @@
 #include <iterator>
 #include <limits>
 
-#include "tests/checkpoint/layouts.h"
 #include "trireme/base/error.h"
 #include "trireme/base/hash.h"
 
-namespace trireme::checkpoint {
+namespace trireme::plan {
 namespace {
 
 /// Elements of a region one by one, by the definition: coordinates in the box, then in the tensor.
@@ -191,20 +190,5 @@ TEST(Region, SharesAreEqualWithinOneElementAndCover) {
   }
 }
 
-/// Whatever the layout, what its ranks write covers the model.
-TEST(Region, EveryLayoutWritesEveryElementOnce) {
-  for (const testing::Layout& layout : testing::layouts(8)) {
-    for (const testing::ModelTensor& tensor : testing::model()) {
-      std::vector<Region> regions;
-      for (int64_t rank = 0; rank < layout.ranks(); ++rank) {
-        for (const PieceSpec& piece : testing::written_by(layout, rank)) {
-          if (piece.tensor == tensor.name) regions.push_back(piece.region);
-        }
-      }
-      ASSERT_EQ(coverage(tensor.shape, regions), "") << layout.name() << " " << tensor.name;
-    }
-  }
-}
-
 }  // namespace
-}  // namespace trireme::checkpoint
+}  // namespace trireme::plan

@@ -1,4 +1,4 @@
-#include "trireme/checkpoint/region.h"
+#include "trireme/plan/region.h"
 
 #include <fmt/ranges.h>
 
@@ -7,7 +7,7 @@
 
 #include "trireme/base/error.h"
 
-namespace trireme::checkpoint {
+namespace trireme::plan {
 namespace {
 
 int64_t product(const std::vector<int64_t>& numbers) {
@@ -17,7 +17,7 @@ int64_t product(const std::vector<int64_t>& numbers) {
 }
 
 /// Elements of the tensor from the first to behind the last of a region that is not empty.
-plan::Range hull(const Shape& shape, const Region& region) {
+Range hull(const Shape& shape, const Region& region) {
   int64_t stride = 1, first = 0, last = 0;
   int64_t begin = region.range.begin, end = region.range.end - 1;
   for (size_t dim = shape.size(); dim-- > 0;) {
@@ -46,18 +46,13 @@ Region Region::whole(const Shape& shape) {
   return box(std::vector<int64_t>(shape.size(), 0), shape);
 }
 
-Region Region::flat(const Shape& shape, plan::Range range) {
+Region Region::flat(const Shape& shape, Range range) {
   return {std::vector<int64_t>(shape.size(), 0), shape, range};
 }
 
 Region Region::box(std::vector<int64_t> start, std::vector<int64_t> extent) {
   const int64_t numel = product(extent);
   return {std::move(start), std::move(extent), {0, numel}};
-}
-
-bool Region::operator==(const Region& other) const {
-  return start == other.start && extent == other.extent && range.begin == other.range.begin &&
-         range.end == other.range.end;
 }
 
 std::string misfit(const Region& region, const Shape& shape) {
@@ -73,7 +68,7 @@ std::string misfit(const Region& region, const Shape& shape) {
     if (start < 0 || extent < 0 || start > shape[dim] || extent > shape[dim] - start)
       return say("reaches outside the tensor");
   }
-  const plan::Range& range = region.range;
+  const Range& range = region.range;
   if (range.begin < 0 || range.end < range.begin || range.end > product(region.extent))
     return say("has more elements than the box");
   return {};
@@ -124,7 +119,7 @@ void RunCursor::next() {
 void intersect(const Shape& shape, const Region& first, const Region& second,
                const std::function<void(int64_t, int64_t, int64_t)>& body) {
   if (first.numel() == 0 || second.numel() == 0) return;
-  const plan::Range common = plan::intersect(hull(shape, first), hull(shape, second));
+  const Range common = intersect(hull(shape, first), hull(shape, second));
   if (common.size() == 0) return;
   RunCursor one(shape, first), other(shape, second);
   int64_t a = 0, b = 0, count = 0;  // not yet told
@@ -181,4 +176,4 @@ Region share_of(const Region& region, int64_t index, int64_t count) {
   return share;
 }
 
-}  // namespace trireme::checkpoint
+}  // namespace trireme::plan

@@ -8,11 +8,20 @@
 #include <string>
 #include <vector>
 
-#include "trireme/plan/flat_layout.h"
-
-namespace trireme::checkpoint {
+namespace trireme::plan {
 
 using Shape = std::vector<int64_t>;
+
+/// A half-open range of elements.
+struct Range {
+  int64_t begin = 0;
+  int64_t end = 0;
+  int64_t size() const { return end > begin ? end - begin : 0; }
+  bool operator==(const Range&) const = default;
+};
+inline Range intersect(const Range& a, const Range& b) {
+  return {a.begin > b.begin ? a.begin : b.begin, a.end < b.end ? a.end : b.end};
+}
 
 /// Elements of a shape, or none when they do not fit 63 bits or a dimension is negative.
 std::optional<int64_t> checked_numel(const Shape& shape);
@@ -21,15 +30,15 @@ std::optional<int64_t> checked_numel(const Shape& shape);
 /// 0 in that order: that is how a file stores them and how a buffer for them is laid out.
 struct Region {
   std::vector<int64_t> start, extent;  ///< the box, one number a dimension
-  plan::Range range;                   ///< of the box's elements
+  Range range;                         ///< of the box's elements
 
   static Region whole(const Shape& shape);
   /// Elements [begin, end) of a tensor.
-  static Region flat(const Shape& shape, plan::Range range);
+  static Region flat(const Shape& shape, Range range);
   static Region box(std::vector<int64_t> start, std::vector<int64_t> extent);
 
   int64_t numel() const { return range.size(); }
-  bool operator==(const Region& other) const;
+  bool operator==(const Region&) const = default;
 };
 
 /// The reason why `region` is no part of `shape`; empty: it is one.
@@ -80,4 +89,4 @@ std::string coverage_error(const Shape& shape, const std::vector<const Region*>&
 /// equal within one element, and cover it.
 Region share_of(const Region& region, int64_t index, int64_t count);
 
-}  // namespace trireme::checkpoint
+}  // namespace trireme::plan

@@ -1,0 +1,21 @@
+#include "trireme/plan/part.h"
+
+namespace trireme::plan {
+
+Region Part::region(const Shape& held, const Range& range) const {
+  return {is_whole() ? Shape(held.size(), 0) : start, held, range.size() > 0 ? range : Range{}};
+}
+
+int64_t Part::first_element() const {
+  int64_t element = 0;
+  for (size_t dim = 0; dim < whole.size(); ++dim) element = element * whole[dim] + start[dim];
+  return element;
+}
+
+Part part_of_rows(const Shape& whole, const Range& rows) {
+  Part part{.whole = whole, .start = Shape(whole.size(), 0)};
+  part.start.front() = rows.begin;
+  return part;
+}
+
+}  // namespace trireme::plan

@@ -1,0 +1,32 @@
+#pragma once
+// What a rank holds of a parameter: a box of it, or all. Checkpoints, initial values and digests know the
+// whole parameter; flat buffers, gradients and kernels the box. The vocabulary of a head that is spread over
+// a pipeline is cut so.
+#include <cstdint>
+
+#include "trireme/plan/region.h"
+
+namespace trireme::plan {
+
+/// The default is the parameter itself.
+struct Part {
+  Shape whole = {};  ///< the shape of the parameter that this is a box of; empty: there is no larger one
+  Shape start = {};  ///< where the box begins in it, one number a dimension; its extent is the held shape
+  /// Several stages may hold the same elements, and update them alike. Copy 0 is saved, and its gradient
+  /// counts in the norm.
+  int64_t copy = 0;
+
+  bool is_whole() const { return whole.empty(); }
+  /// The shape of the whole parameter, of which `held` is here.
+  const Shape& whole_of(const Shape& held) const { return is_whole() ? held : whole; }
+  /// Elements `range` of what is held, in row-major order, within the whole parameter.
+  Region region(const Shape& held, const Range& range) const;
+  /// Place of the first element that is held in the whole parameter.
+  int64_t first_element() const;
+  bool operator==(const Part&) const = default;
+};
+
+/// The part of a whole parameter of this shape that has the rows `rows`.
+Part part_of_rows(const Shape& whole, const Range& rows);
+
+}  // namespace trireme::plan
