@@ -62,7 +62,7 @@ void expect_equal(const std::string& a, const std::string& b) {
 TEST(HuggingFace, ModelsOfTransformersGiveTheSameLogits) {
   if (const std::string reason = reason_to_skip(); !reason.empty()) GTEST_SKIP() << reason;
   const auto folders = cases();
-  EXPECT_GE(folders.size(), 8u);
+  EXPECT_GE(folders.size(), 9u);
   for (const std::string& folder : folders) {
     const SafetensorsReader reference(folder + "/case.safetensors");
     const at::Tensor logits = logits_of(folder + "/model", reference.read("tokens"));

@@ -39,6 +39,7 @@ Case read_case(const std::string& name) {
   result.model.d_model = model["d_model"];
   result.model.n_heads = model["n_heads"];
   result.model.n_kv_heads = model["n_kv_heads"];
+  result.model.head_dim = model["head_dim"];
   result.model.d_ff = model["d_ff"];
   result.model.vocab_size = model["vocab_size"];
   result.model.max_seq_len = model["max_seq_len"];
@@ -209,7 +210,8 @@ TEST_P(Parity, LogitsGradientsLossesAndWeightsEqualPyTorch) {
 
 INSTANTIATE_TEST_SUITE_P(Models, Parity,
                          ::testing::Values("gpt2_tied_fp32", "gpt2_untied_fp32", "llama_tied_fp32",
-                                           "llama_untied_fp32", "mlp_untied_fp32", "mlp_tied_fp32",
+                                           "llama_untied_fp32", "llama_wide_heads_fp32",
+                                           "llama_wide_heads_bf16", "mlp_untied_fp32", "mlp_tied_fp32",
                                            "gpt2_tied_bf16", "gpt2_untied_bf16", "llama_tied_bf16",
                                            "llama_untied_bf16"),
                          [](const auto& reference) { return std::string(reference.param); });

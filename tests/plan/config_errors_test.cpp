@@ -206,6 +206,10 @@ TEST(ConfigErrors, HeadsMustDivide) {
   test::expect_mentions(of_overrides({"model.family=llama", "model.n_kv_heads=3"}),
                         {"model.n_kv_heads=3", "divisor of 4"});
   test::expect_mentions(of_overrides({"model.n_kv_heads=2"}), {"model.n_kv_heads=2", "gpt2"});
+  test::expect_mentions(of_overrides({"model.head_dim=64"}),
+                        {"model.head_dim=64", "256", "model.d_model=128"});
+  test::expect_mentions(of_overrides({"model.family=llama", "model.head_dim=5"}),
+                        {"model.head_dim=5", "odd"});
   test::expect_mentions(of_overrides({"model.family=llama", "model.d_model=12"}), {"= 3 is odd"});
   EXPECT_EQ(of_overrides({"model.d_model=12"}), "accepted");  // gpt2 turns no pairs
 }

@@ -76,6 +76,30 @@ TEST(ModelFacts, LlamaCountsFollowTheClosedFormula) {
   });
 }
 
+/// Heads may be wider or narrower than their share of the residual stream.
+TEST(ModelFacts, HeadsOfAnyWidthFollowTheClosedFormula) {
+  for (const int64_t head : {2, 6, 8, 40}) {
+    const ModelConfig m = complete({.family = ModelFamily::kLlama,
+                                    .n_layers = 3,
+                                    .d_model = 32,
+                                    .n_heads = 4,
+                                    .n_kv_heads = 2,
+                                    .head_dim = head,
+                                    .d_ff = 80,
+                                    .vocab_size = 300},
+                                   64);
+    const int64_t d = 32, f = 80, q = 4 * head, kv = 2 * head, tokens = 300;
+    const ModelFacts facts = describe(m, 64);
+    EXPECT_EQ(facts.params, tokens * d + 3 * (2 * d * q + 2 * d * kv + 3 * d * f + 2 * d) + d);
+    EXPECT_EQ(facts.matmul_params, 3 * (2 * d * q + 2 * d * kv + 3 * d * f) + tokens * d);
+    EXPECT_DOUBLE_EQ(facts.flops_per_token, 6.0 * static_cast<double>(facts.matmul_params) +
+                                                6.0 * 64.0 * static_cast<double>(3 * q));
+    // Both norms' inputs and outputs, q k v and attention's output, gate, up and their product; a sum a head.
+    EXPECT_DOUBLE_EQ(facts.saved_bytes_per_token,
+                     static_cast<double>(3 * (4 * (4 * d + 2 * q + 2 * kv + 3 * f) + 4 * 4)));
+  }
+}
+
 TEST(ModelFacts, MlpCountsFollowTheClosedFormula) {
   for_models(ModelFamily::kMlp, [](const ModelConfig& m) {
     const int64_t d = m.d_model, f = m.d_ff, heads = m.tie_embeddings ? 1 : 2;

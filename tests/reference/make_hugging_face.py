@@ -92,6 +92,7 @@ def cases():
         ("llama_untied", llama(tie_word_embeddings=False, num_key_value_heads=6, intermediate_size=96)),
         ("llama_long_rope", llama(rope=LONG_ROPE, tie_word_embeddings=False,
                                   max_position_embeddings=128)),
+        ("llama_wide_heads", llama(head_dim=16)),
         ("gpt2", gpt2()),
         ("gpt2_wide", gpt2(n_inner=80, tie_word_embeddings=False)),
     ):

@@ -232,6 +232,8 @@ def cases() -> list[Case]:
         Case("gpt2_untied_fp32", "fp32", gpt2_untied, grad_clip=1.1, seq_len=24, seed=2),
         Case("llama_tied_fp32", "fp32", llama_tied, grad_clip=2.2, seq_len=32, seed=3),
         Case("llama_untied_fp32", "fp32", llama_untied, grad_clip=2.0, seq_len=16, seed=4),
+        Case("llama_wide_heads_fp32", "fp32", replace(llama_tied, head_dim=24), grad_clip=2.2,
+             seq_len=32, seed=7),
         Case("mlp_untied_fp32", "fp32", mlp, grad_clip=1.45, seq_len=16, seed=5),
         Case("mlp_tied_fp32", "fp32", replace(mlp, tie_embeddings=True), grad_clip=1.4, seq_len=16,
              seed=6),

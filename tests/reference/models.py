@@ -35,10 +35,11 @@ class ModelConfig:
     tie_embeddings: bool
     norm_eps: float
     rope_theta: float
+    head_dim: int = 0  # 0: d_model / n_heads
 
     @property
-    def head_dim(self) -> int:
-        return self.d_model // self.n_heads
+    def head_width(self) -> int:
+        return self.head_dim or self.d_model // self.n_heads
 
 
 def at_least_fp32(x: Tensor) -> Tensor:
@@ -224,7 +225,7 @@ class LlamaAttention(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.heads, self.kv_heads, self.theta = config.n_heads, config.n_kv_heads, config.rope_theta
-        width = config.head_dim
+        width = config.head_width
         self.q_proj = linear(config.d_model, self.heads * width)
         self.k_proj = linear(config.d_model, self.kv_heads * width)
         self.v_proj = linear(config.d_model, self.kv_heads * width)

@@ -7,15 +7,15 @@
 namespace trireme::nn {
 
 Gpt2Block::Gpt2Block(const plan::ModelConfig& config)
-    : heads_(config.n_heads), head_dim_(config.d_model / config.n_heads), dropout_(config.dropout) {
-  const int64_t width = config.d_model;
+    : heads_(config.n_heads), head_dim_(plan::head_dim(config)), dropout_(config.dropout) {
+  const int64_t width = config.d_model, query_width = heads_ * head_dim_;
   const auto conv = [](int64_t in, int64_t out) {
     return std::make_shared<Linear>(in, out, true, WeightLayout::kInOut);
   };
   ln_1_ = register_module("ln_1", std::make_shared<LayerNorm>(width, config.norm_eps));
   const auto attention = register_module("attn", std::make_shared<Namespace>());
-  attention_in_ = attention->register_module("c_attn", conv(width, 3 * width));
-  attention_out_ = attention->register_module("c_proj", conv(width, width));
+  attention_in_ = attention->register_module("c_attn", conv(width, 3 * query_width));
+  attention_out_ = attention->register_module("c_proj", conv(query_width, width));
   ln_2_ = register_module("ln_2", std::make_shared<LayerNorm>(width, config.norm_eps));
   const auto mlp = register_module("mlp", std::make_shared<Namespace>());
   up_ = mlp->register_module("c_fc", conv(width, config.d_ff));

@@ -6,16 +6,16 @@
 namespace trireme::nn {
 
 LlamaBlock::LlamaBlock(const plan::ModelConfig& config)
-    : shape_{config.n_heads, config.n_kv_heads, config.d_model / config.n_heads} {
+    : shape_{config.n_heads, config.n_kv_heads, plan::head_dim(config)} {
   const int64_t width = config.d_model;
-  const int64_t kv_width = shape_.kv_heads * shape_.head_dim;
+  const int64_t query_width = shape_.heads * shape_.head_dim, kv_width = shape_.kv_heads * shape_.head_dim;
   const auto plain = [](int64_t in, int64_t out) { return std::make_shared<Linear>(in, out, false); };
   input_norm_ = register_module("input_layernorm", std::make_shared<RmsNorm>(width, config.norm_eps));
   const auto attention = register_module("self_attn", std::make_shared<Namespace>());
-  query_ = attention->register_module("q_proj", plain(width, width));
+  query_ = attention->register_module("q_proj", plain(width, query_width));
   key_ = attention->register_module("k_proj", plain(width, kv_width));
   value_ = attention->register_module("v_proj", plain(width, kv_width));
-  output_ = attention->register_module("o_proj", plain(width, width));
+  output_ = attention->register_module("o_proj", plain(query_width, width));
   mlp_norm_ = register_module("post_attention_layernorm", std::make_shared<RmsNorm>(width, config.norm_eps));
   const auto mlp = register_module("mlp", std::make_shared<Namespace>());
   gate_ = mlp->register_module("gate_proj", plain(width, config.d_ff));
@@ -79,7 +79,7 @@ RopeStretch stretch_of(const plan::ModelConfig& config) {
 }  // namespace
 
 Llama::Llama(const plan::ModelConfig& config)
-    : head_dim_(config.d_model / config.n_heads), theta_(config.rope_theta), stretch_(stretch_of(config)) {
+    : head_dim_(plan::head_dim(config)), theta_(config.rope_theta), stretch_(stretch_of(config)) {
   const auto body = register_module("model", std::make_shared<Namespace>());
   tokens_ =
       body->register_module("embed_tokens", std::make_shared<Embedding>(config.vocab_size, config.d_model));

@@ -41,6 +41,7 @@ struct ModelConfig {
   int64_t d_model = 128;
   int64_t n_heads = 4;
   int64_t n_kv_heads = 0;  ///< 0: as many as n_heads
+  int64_t head_dim = 0;    ///< width of a head; 0: d_model / n_heads
   int64_t d_ff = 0;        ///< 0: 4 * d_model
   int64_t vocab_size = 256;
   int64_t max_seq_len = 0;  ///< longest sequence, positions of gpt2's table; 0: data.seq_len

@@ -177,10 +177,11 @@ class Checker {
 
   void check_heads() const {
     const auto heads = said("model.n_heads", model_.n_heads);
-    if (model_.d_model % model_.n_heads != 0) {
-      throw ConfigError("[plan.config] {} is not a multiple of {}; set model.d_model to {}",
-                        said("model.d_model", model_.d_model), heads,
-                        (model_.d_model / model_.n_heads + 1) * model_.n_heads);
+    if (model_.head_dim == 0 && model_.d_model % model_.n_heads != 0) {
+      throw ConfigError(
+          "[plan.config] {} is not a multiple of {}; set model.d_model to {}, or model.head_dim",
+          said("model.d_model", model_.d_model), heads,
+          (model_.d_model / model_.n_heads + 1) * model_.n_heads);
     }
     if (model_.n_heads % model_.n_kv_heads != 0) {
       throw ConfigError("[plan.config] {} is not a multiple of {}; set model.n_kv_heads to a divisor of {}",

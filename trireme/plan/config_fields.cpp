@@ -115,6 +115,8 @@ void add_model(Table& table, ModelConfig& model) {
   table.push_back(number("model.n_heads", model.n_heads, 1, "attention heads", 1e6));
   table.push_back(number("model.n_kv_heads", model.n_kv_heads, 0, "key and value heads; 0: n_heads", 1e6));
   table.push_back(
+      number("model.head_dim", model.head_dim, 0, "width of an attention head; 0: d_model / n_heads", 1e5));
+  table.push_back(
       number("model.d_ff", model.d_ff, 0, "width of the feed-forward layer; 0: 4 * d_model", 1e7));
   table.push_back(number("model.vocab_size", model.vocab_size, 1, "tokens", 1e8));
   table.push_back(number("model.max_seq_len", model.max_seq_len, 0,

@@ -7,6 +7,15 @@
 
 namespace trireme::plan {
 
+/// Width of all queries of a token, and of attention's output.
+inline int64_t query_width(const ModelConfig& model) {
+  return model.n_heads * head_dim(model);
+}
+/// Width of all keys of a token, and of all values.
+inline int64_t kv_width(const ModelConfig& model) {
+  return model.n_kv_heads * head_dim(model);
+}
+
 extern const ModelFamilyRecord kGpt2Record, kLlamaRecord, kMlpRecord, kResNetRecord, kLeNetRecord;
 
 /// A matrix that starts normally distributed with deviation sqrt(2 / (5 d_model)), which is 0.02 at width

@@ -13,14 +13,14 @@ std::vector<ParamSpec> embeddings(const ModelConfig& model) {
 
 /// Linear weights are (in, out): Hugging Face keeps GPT-2's Conv1D layout.
 UnitSpec block(const ModelConfig& model, int64_t layer) {
-  const int64_t d = model.d_model, f = model.d_ff;
+  const int64_t d = model.d_model, f = model.d_ff, q = query_width(model);
   const std::string name = fmt::format("transformer.h.{}", layer);
   return {
       name,
       {ones(name + ".ln_1.weight", d), zeros(name + ".ln_1.bias", d),
-       matrix(model, name + ".attn.c_attn.weight", {d, 3 * d}, BlockLayer::kQkv),
-       zeros(name + ".attn.c_attn.bias", 3 * d),
-       residual_matrix(model, name + ".attn.c_proj.weight", {d, d}, BlockLayer::kAttentionOutput),
+       matrix(model, name + ".attn.c_attn.weight", {d, 3 * q}, BlockLayer::kQkv),
+       zeros(name + ".attn.c_attn.bias", 3 * q),
+       residual_matrix(model, name + ".attn.c_proj.weight", {q, d}, BlockLayer::kAttentionOutput),
        zeros(name + ".attn.c_proj.bias", d), ones(name + ".ln_2.weight", d), zeros(name + ".ln_2.bias", d),
        matrix(model, name + ".mlp.c_fc.weight", {d, f}, BlockLayer::kFeedForwardIn),
        zeros(name + ".mlp.c_fc.bias", f),
@@ -36,13 +36,14 @@ std::vector<ParamSpec> final_norm(const ModelConfig& model) {
 /// dropout two masks of d bytes.
 int64_t saved_bytes(const ModelConfig& model, int64_t element_bytes) {
   const int64_t masks = model.dropout > 0.0 ? 2 * model.d_model : 0;
-  return element_bytes * (8 * model.d_model + 2 * model.d_ff) + 4 * model.n_heads + masks;
+  return element_bytes * (4 * model.d_model + 4 * query_width(model) + 2 * model.d_ff) + 4 * model.n_heads +
+         masks;
 }
 
 /// q k v and attention's output; the feed-forward. All have a bias.
 BlockLinears linears(const ModelConfig& model) {
-  const int64_t d = model.d_model, f = model.d_ff;
-  return {.attention = {.taken = 2 * d, .made = 4 * d, .biased = 4 * d},
+  const int64_t d = model.d_model, f = model.d_ff, q = query_width(model);
+  return {.attention = {.taken = d + q, .made = 3 * q + d, .biased = 3 * q + d},
           .rest = {.taken = d + f, .made = f + d, .biased = f + d}};
 }
 
@@ -58,6 +59,14 @@ void check(const Config& config, const Origins& origins) {
         "[plan.config] {} differs from {}, but gpt2 has one key and value head per query head; set "
         "model.n_kv_heads to 0",
         said(origins, "model.n_kv_heads", model.n_kv_heads), said(origins, "model.n_heads", model.n_heads));
+  }
+  if (query_width(model) != model.d_model) {
+    throw ConfigError(
+        "[plan.config] {} x {} = {} differs from {}, but the heads of gpt2 split its width; set "
+        "model.head_dim "
+        "to 0, or use model.family=llama",
+        said(origins, "model.n_heads", model.n_heads), said(origins, "model.head_dim", model.head_dim),
+        query_width(model), said(origins, "model.d_model", model.d_model));
   }
   if (model.max_seq_len < config.data.seq_len) {
     throw ConfigError(

@@ -216,8 +216,8 @@ ModelConfig read_llama(Keys& keys, const std::set<std::string>& without, std::ve
   keys.must_be<bool>("mlp_bias", {false});
   keys.must_be<double>("attention_dropout", {0.0});
   keys.must_be<double>("partial_rotary_factor", {1.0});
-  if (const Json* size = keys.find("head_dim"); size != nullptr && *size != model.d_model / model.n_heads)
-    keys.wrong<int>("head_dim", *size, "can only be hidden_size / num_attention_heads", 0);
+  const int64_t of_width = model.d_model / std::max<int64_t>(1, model.n_heads);
+  if (const int64_t size = keys.count("head_dim", of_width); size != of_width) model.head_dim = size;
   return model;
 }
 
@@ -313,7 +313,7 @@ void put_llama(OrderedJson& json, const ModelConfig& model) {
   json["num_hidden_layers"] = model.n_layers;
   json["num_attention_heads"] = model.n_heads;
   json["num_key_value_heads"] = model.n_kv_heads;
-  json["head_dim"] = model.d_model / model.n_heads;
+  json["head_dim"] = head_dim(model);
   json["hidden_act"] = "silu";
   json["max_position_embeddings"] = model.max_seq_len;
   json["rms_norm_eps"] = model.norm_eps;

@@ -6,29 +6,20 @@
 namespace trireme::plan::llama {
 namespace {
 
-int64_t head_dim(const ModelConfig& model) {
-  return model.d_model / model.n_heads;
-}
-
-/// Width of keys, and of values.
-int64_t kv_width(const ModelConfig& model) {
-  return head_dim(model) * model.n_kv_heads;
-}
-
 std::vector<ParamSpec> embeddings(const ModelConfig& model) {
   return {matrix(model, "model.embed_tokens.weight", {model.vocab_size, model.d_model})};
 }
 
 /// q, k, v are neighbours, and so are gate and up: each group is one matrix in the flat buffer.
 UnitSpec block(const ModelConfig& model, int64_t layer) {
-  const int64_t d = model.d_model, f = model.d_ff, kv = kv_width(model);
+  const int64_t d = model.d_model, f = model.d_ff, q = query_width(model), kv = kv_width(model);
   const std::string name = fmt::format("model.layers.{}", layer);
   return {name,
           {ones(name + ".input_layernorm.weight", d),
-           matrix(model, name + ".self_attn.q_proj.weight", {d, d}, BlockLayer::kQkv),
+           matrix(model, name + ".self_attn.q_proj.weight", {q, d}, BlockLayer::kQkv),
            matrix(model, name + ".self_attn.k_proj.weight", {kv, d}, BlockLayer::kQkv),
            matrix(model, name + ".self_attn.v_proj.weight", {kv, d}, BlockLayer::kQkv),
-           residual_matrix(model, name + ".self_attn.o_proj.weight", {d, d}, BlockLayer::kAttentionOutput),
+           residual_matrix(model, name + ".self_attn.o_proj.weight", {d, q}, BlockLayer::kAttentionOutput),
            ones(name + ".post_attention_layernorm.weight", d),
            matrix(model, name + ".mlp.gate_proj.weight", {f, d}, BlockLayer::kFeedForwardIn),
            matrix(model, name + ".mlp.up_proj.weight", {f, d}, BlockLayer::kFeedForwardIn),
@@ -41,13 +32,14 @@ std::vector<ParamSpec> final_norm(const ModelConfig& model) {
 
 /// Inputs and outputs of both norms, q k v, attention's output, gate, up and their product.
 int64_t saved_bytes(const ModelConfig& model, int64_t element_bytes) {
-  return element_bytes * (6 * model.d_model + 2 * kv_width(model) + 3 * model.d_ff) + 4 * model.n_heads;
+  return element_bytes * (4 * model.d_model + 2 * query_width(model) + 2 * kv_width(model) + 3 * model.d_ff) +
+         4 * model.n_heads;
 }
 
 /// q, k, v and attention's output; gate and up, and what follows their product.
 BlockLinears linears(const ModelConfig& model) {
-  const int64_t d = model.d_model, f = model.d_ff;
-  return {.attention = {.taken = 2 * d, .made = 2 * d + 2 * kv_width(model)},
+  const int64_t d = model.d_model, f = model.d_ff, q = query_width(model);
+  return {.attention = {.taken = d + q, .made = d + q + 2 * kv_width(model)},
           .rest = {.taken = d + f, .made = 2 * f + d}};
 }
 
@@ -69,10 +61,12 @@ void check(const Config& config, const Origins& origins) {
   const ModelConfig& model = config.model;
   check_scaling(model, origins);
   if (head_dim(model) % 2 == 0) return;
-  throw ConfigError(
-      "[plan.config] {} / {} = {} is odd, but rotary embeddings rotate pairs; make the head size even",
-      said(origins, "model.d_model", model.d_model), said(origins, "model.n_heads", model.n_heads),
-      head_dim(model));
+  const std::string size = model.head_dim > 0
+                               ? said(origins, "model.head_dim", model.head_dim)
+                               : fmt::format("{} / {} = {}", said(origins, "model.d_model", model.d_model),
+                                             said(origins, "model.n_heads", model.n_heads), head_dim(model));
+  throw ConfigError("[plan.config] {} is odd, but rotary embeddings rotate pairs; make the head size even",
+                    size);
 }
 
 }  // namespace

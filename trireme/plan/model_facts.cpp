@@ -80,7 +80,7 @@ BlockBytes block_bytes(const ModelConfig& model, const PrecisionConfig& precisio
   if (again && computes_blocks_again(memory.recompute)) {
     bytes.saved = element * model.d_model;
     if (memory.recompute == Recompute::kAllButAttention && part == BlockPart::kWhole && family.attends)
-      bytes.saved += element * model.d_model + 4 * model.n_heads;
+      bytes.saved += element * query_width(model) + 4 * model.n_heads;
     return bytes;
   }
   int64_t cheap = family.cheap_bytes == nullptr ? 0 : family.cheap_bytes(model, element);
@@ -88,9 +88,13 @@ BlockBytes block_bytes(const ModelConfig& model, const PrecisionConfig& precisio
   if (cheap > 0 && part == BlockPart::kRest) cheap = element * rest.taken;
   bytes.saved = element * (linears.taken + linears.made) - cheap;
   if (attends) bytes.saved += family.saved_bytes(model, element) - element * (whole.taken + whole.made);
-  if (attends && fp8) bytes.saved += model.d_model;
+  if (attends && fp8) bytes.saved += query_width(model);
   if (!again || memory.recompute != Recompute::kCheap) bytes.saved += fp8 ? cheap / element : cheap;
   return bytes;
+}
+
+int64_t head_dim(const ModelConfig& model) {
+  return model.head_dim > 0 ? model.head_dim : model.d_model / model.n_heads;
 }
 
 ModelConfig complete(ModelConfig model, int64_t seq_len) {
@@ -118,7 +122,7 @@ ModelFacts describe(const ModelConfig& incomplete, int64_t seq_len, const Precis
   for (const UnitSpec& unit : facts.units) facts.params += unit.numel();
   facts.matmul_params = matmul_params_of(facts.units, model);
   const bool attends = record_of(model.family).attends;
-  const double attention = attends ? static_cast<double>(seq_len * model.d_model * model.n_layers) : 0.0;
+  const double attention = attends ? static_cast<double>(seq_len * query_width(model) * model.n_layers) : 0.0;
   facts.flops_per_token = 6.0 * static_cast<double>(facts.matmul_params) + 6.0 * attention;
   facts.saved_bytes_per_token = saved_bytes(model, precision, memory);
   return facts;

@@ -97,7 +97,10 @@ BlockBytes block_bytes(const ModelConfig& model, const PrecisionConfig& precisio
 ModelFacts describe(const ModelConfig& model, int64_t seq_len, const PrecisionConfig& precision = {},
                     const MemoryConfig& memory = {});
 
-/// `model` with its 0-means-default fields filled in.
+/// Width of an attention head: model.head_dim, or d_model / n_heads where that is 0.
+int64_t head_dim(const ModelConfig& model);
+
+/// `model` with its 0-means-default fields filled in, but for head_dim.
 ModelConfig complete(ModelConfig model, int64_t seq_len);
 
 }  // namespace trireme::plan

@@ -27,7 +27,7 @@ struct BlockLinears {
 /// The functions take a complete model (plan::complete).
 struct ModelFamilyRecord {
   ModelFamily family;
-  /// Attention heads split d_model, and every layer multiplies with keys and values: 6 T heads head_dim more
+  /// Blocks have attention heads, and every layer multiplies with keys and values: 6 T heads head_dim more
   /// FLOPs a token.
   bool attends;
   bool drops;            ///< model.dropout has an effect

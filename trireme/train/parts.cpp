@@ -88,7 +88,7 @@ namespace {
 nn::AttentionBackend attention_of(const Parts& parts) {
   const plan::ModelConfig& model = parts.config.model;
   return nn::attention_backend(parts.world->device(), dtype_of(parts.config.precision.compute),
-                               parts.config.data.seq_len, model.d_model / model.n_heads, model.dropout);
+                               parts.config.data.seq_len, plan::head_dim(model), model.dropout);
 }
 
 bool has_attention(const Parts& parts) {
