@@ -27,6 +27,27 @@ Words with(Words words, const Words& more) {
   return words;
 }
 
+/// The program of a rank on GPUs, on a machine that need not have any.
+TEST(PlanStep, PrintsProgramsForGpusThatAreElsewhere) {
+  FrontProcess front;
+  const Words words = {"plan",
+                       "step",
+                       "-n",
+                       "8",
+                       "--gpu",
+                       "h200",
+                       "--model.preset=gpt2-124m",
+                       "--parallel.policy=fsdp",
+                       "--precision.compute=bf16",
+                       "--text"};
+  const Outcome printed = front.run(words);
+  ASSERT_EQ(printed.code, 0) << printed.err;
+  EXPECT_TRUE(contains(printed.out, "cuda")) << printed.out.substr(0, 400);
+  std::ofstream(front.file("step.txt")) << printed.out;
+  EXPECT_EQ(front.run({"plan", "step", "--check", front.file("step.txt")}).code, 0);
+  EXPECT_EQ(front.run({"plan", "step", "--check", front.file("step.txt"), "--gpu", "h200"}).code, 2);
+}
+
 /// Numbers of actions that begin a line of a table.
 std::vector<std::string> rows_of(const std::string& text) {
   std::vector<std::string> rows;

@@ -54,6 +54,45 @@ TEST(TrainDryRun, PrintsThePlanAndStartsNothing) {
   EXPECT_FALSE(std::filesystem::exists(front.file("started")));
 }
 
+/// Memory on GPUs, on a machine that need not have any.
+TEST(TrainDryRun, PlansForGpusThatAreElsewhere) {
+  FrontProcess front;
+  front.set_worker("touch started");
+  const Words base = {"train",
+                      "--dry-run",
+                      "--json",
+                      "--model.preset=llama-8b",
+                      "--train.global_batch=64",
+                      "--data.seq_len=4096",
+                      "--precision.compute=bf16",
+                      "--parallel.policy=fsdp",
+                      "-n",
+                      "64"};
+  const auto plan = [&](const Words& more) {
+    Words words = base;
+    words.insert(words.end(), more.begin(), more.end());
+    return front.run(words);
+  };
+  const auto h100 = plan({"--gpu", "h100"}).json();
+  EXPECT_EQ(h100["device"], "cuda");
+  EXPECT_EQ(h100["ranks"], 64);
+  EXPECT_EQ(h100["memory"]["bytes"], int64_t{81559} << 20);
+  EXPECT_EQ(h100["memory"]["fits"], true);
+  // fp32 masters, gradients' sums and two moments over 64 ranks, and bf16 shards.
+  EXPECT_NEAR(h100["state_bytes_per_rank"]["total"].get<double>(), 18.0 * h100["params"].get<double>() / 64.0,
+              1e-3 * h100["params"].get<double>());
+  const Outcome small = plan({"--gpu", "4"});
+  EXPECT_EQ(small.code, 4) << small.err;
+  EXPECT_EQ(small.json()["memory"]["fits"], false);
+  EXPECT_TRUE(contains(small.err, "4.00 GiB")) << small.err;
+  const auto unknown = plan({"--device=cuda"}).json();
+  EXPECT_EQ(unknown["peak_bytes_per_rank"], h100["peak_bytes_per_rank"]);
+  EXPECT_EQ(plan({"--gpu", "h101"}).code, 2);
+  EXPECT_EQ(plan({"--gpu", "h100", "--device=cpu"}).code, 2);
+  EXPECT_EQ(front.run({"train", "--gpu", "h100"}).code, 2) << "without --dry-run it would do nothing";
+  EXPECT_FALSE(std::filesystem::exists(front.file("started")));
+}
+
 TEST(TrainDryRun, OfAPipelineShowsItsStagesAndTheMemoryOfEachRank) {
   FrontProcess front;
   front.set_worker("touch started");

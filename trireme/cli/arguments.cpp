@@ -10,6 +10,7 @@
 #include "trireme/base/text.h"
 #include "trireme/plan/config.h"
 #include "trireme/plan/config_aliases.h"
+#include "trireme/plan/gpus.h"
 
 namespace trireme::cli {
 namespace {
@@ -344,6 +345,12 @@ void add_run_dir(CLI::App& verb, Front& front) {
           [&front](const std::string& folder) { front.environment.set("TRIREME_RUN_DIR", folder); },
           "Parent of run directories (default: $TRIREME_RUN_DIR, else ./runs)")
       ->option_text("DIR");
+}
+
+CLI::Option* add_planned_gpu(CLI::App& verb, std::string& gpu) {
+  return verb
+      .add_option("--gpu", gpu, "Plan for GPUs of this kind, wherever they are: " + plan::gpu_choices())
+      ->option_text("KIND");
 }
 
 void add_config_file(CLI::App& verb, std::string& path) {

@@ -63,6 +63,8 @@ void add_version(CLI::App& app, Front& front);
 /// Adds the config file to `verb`, as the argument CONFIG and as the option --config FILE, of which one may
 /// be given.
 void add_config_file(CLI::App& verb, std::string& path);
+/// --gpu, for plans of machines that are elsewhere.
+CLI::Option* add_planned_gpu(CLI::App& verb, std::string& gpu);
 
 /// What a command line says about DeepSpeed's file.
 struct DeepSpeedOptions {

@@ -16,7 +16,7 @@ namespace {
 
 struct StepOptions {
   TrainJob job;
-  std::string file;
+  std::string gpu, file;
   std::optional<int64_t> rank;
   bool text = false, all_ranks = false, json = false, all = false;
 };
@@ -24,7 +24,7 @@ struct StepOptions {
 PreparedJob prepared_for(const StepOptions& options, const Front& front) {
   TrainJob job = options.job;
   job.overrides = front.overrides;
-  PreparedJob prepared = prepare_train_job(job, front);
+  PreparedJob prepared = plan_train_job(job, front, options.gpu);
   say_notes(prepared.config);
   return prepared;
 }
@@ -72,6 +72,7 @@ void add_plan_step(CLI::App& plan, Front& front) {
   CLI::Option* const ranks =
       verb->add_option("-n,--ranks", options->job.ranks, "Ranks of the run (default: all GPUs, else 2)")
           ->option_text("RANKS");
+  CLI::Option* const gpu = add_planned_gpu(*verb, options->gpu);
   CLI::Option* const rank =
       verb->add_option("--rank", options->rank,
                        "Show this rank of a pipeline (default: the first), and its elements of each unit")
@@ -91,6 +92,7 @@ void add_plan_step(CLI::App& plan, Front& front) {
       ->option_text("FILE")
       ->excludes(ranks)
       ->excludes(rank)
+      ->excludes(gpu)
       ->excludes("CONFIG")
       ->excludes("--config");
   verb->footer(
@@ -99,6 +101,7 @@ void add_plan_step(CLI::App& plan, Front& front) {
       "  trireme plan step -n 2 --model.preset=gpt-tiny --parallel.policy=fsdp\n"
       "  trireme plan step configs/quickstart.yaml --text > mine.txt\n"
       "  trireme plan step configs/pipeline.yaml --rank 1\n"
+      "  trireme plan step configs/llama-1b.yaml -n 8 --gpu h100\n"
       "  trireme plan step --check mine.txt");
   verb->callback([options, &front] { front.action = [options, &front] { return step(*options, front); }; });
 }

@@ -27,6 +27,7 @@ struct TrainArguments {
   DeepSpeedOptions deepspeed;
   std::optional<int64_t> nodes;  ///< hosts, as DeepSpeed's launcher counts them; -n is then of each
   bool dry_run = false;
+  std::string gpu;
   bool summary = false;
   std::optional<int64_t> profile;
 };
@@ -55,6 +56,13 @@ int become_rank(TrainArguments options, Front& front, const plan::WorldSpec& wor
         "read "
         "summary.json",
         plan::launcher_in_words(world.launcher));
+  }
+  if (!options.gpu.empty()) {
+    throw ConfigError(
+        "[cli.train] --gpu {} plans for GPUs that are elsewhere, but these ranks were started here by {}; "
+        "remove "
+        "it",
+        options.gpu, plan::launcher_in_words(world.launcher));
   }
   if (options.job.restarts.most > 0) {
     throw ConfigError(
@@ -121,9 +129,9 @@ std::string would_start(const ResumePoint& resume) {
 }
 
 /// Prints the plan of a run, or with --resume of its continuation, and starts nothing.
-int dry_run(TrainJob job, const Front& front) {
+int dry_run(TrainJob job, const std::string& gpu, const Front& front) {
   const std::optional<ResumePoint> resume = find_resume_point(job, front);
-  const PreparedJob prepared = prepare_train_job(job, front);
+  const PreparedJob prepared = plan_train_job(job, front, gpu);
   check_weights(resume, prepared.config.config);
   if (resume && !job.quiet) {
     const std::string& run = resume->run_directory;
@@ -152,7 +160,7 @@ int train(const TrainArguments& options, Front& front) {
         "--no-python, srun or mpirun on all of them (docs/guide/many_hosts.md)",
         *options.nodes);
   }
-  if (options.dry_run) return dry_run(options.job, front);
+  if (options.dry_run) return dry_run(options.job, options.gpu, front);
   const FinishedJob finished = run_train_job(options.job, front);
   if (!options.summary || finished.code != 0) return finished.code;
   if (options.job.json) {
@@ -201,9 +209,11 @@ void add_train(CLI::App& app, Front& front) {
       "Print one JSON object per step on stdout (type step), and last the summary (type summary) with "
       "its run");
   verb->add_flag("--quiet,-q", options->job.quiet, "Print no start-up information and no progress bar");
-  verb->add_flag("--dry-run", options->dry_run,
-                 "Print ranks, mesh, batch, pipeline stages, model and memory without starting anything; "
-                 "exit code 4 if it does not fit");
+  CLI::Option* const dry_run =
+      verb->add_flag("--dry-run", options->dry_run,
+                     "Print ranks, mesh, batch, pipeline stages, model and memory without starting anything; "
+                     "exit code 4 if it does not fit");
+  add_planned_gpu(*verb, options->gpu)->needs(dry_run);
   verb->add_flag("--summary", options->summary,
                  "Print a table at the end: bytes held and sent, predicted and measured, beside the other "
                  "policies; with "
@@ -218,6 +228,7 @@ void add_train(CLI::App& app, Front& front) {
       "  trireme train configs/quickstart.yaml --train.steps=50\n"
       "  trireme train configs/quickstart.yaml --checkpoint.every=100 --max-restarts 3\n"
       "  trireme train -n 4 --model.preset=gpt-tiny --parallel.policy=zero2 --dry-run\n"
+      "  trireme train configs/llama-8b.yaml -n 64 --dry-run --gpu h100\n"
       "  trireme train configs/pipeline.yaml --pipeline.schedule=zb_v\n"
       "  trireme train configs/quickstart.yaml --deepspeed_config configs/deepspeed/zero2_config.json");
   verb->callback([options, resume, deepspeed, &front] {

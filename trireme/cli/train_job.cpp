@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <filesystem>
+#include <limits>
 #include <thread>
 
 #include "trireme/base/build_info.h"
@@ -17,10 +18,12 @@
 #include "trireme/cli/runs.h"
 #include "trireme/cli/train_attempts.h"
 #include "trireme/cli/weights.h"
+#include "trireme/cli/words.h"
 #include "trireme/launch/exits.h"
 #include "trireme/launch/local.h"
 #include "trireme/plan/config_files.h"
 #include "trireme/plan/deepspeed.h"
+#include "trireme/plan/gpus.h"
 #include "trireme/plan/pipeline.h"
 #include "trireme/report/run_dir.h"
 
@@ -73,13 +76,14 @@ int gpus_for(const plan::Config& config) {
   return config.device == plan::Device::kCpu || !kHasCuda ? 0 : gpu_count();
 }
 
-/// With paths as the config of a run has them.
-plan::Config asked_config(const TrainJob& job, const Front& front) {
-  plan::ResolvedConfig resolved = load_config(job, front);
+/// The config with the paths that its ranks are given.
+plan::ResolvedConfig settled_config(const TrainJob& job, const Front& front,
+                                    std::optional<int64_t> world_size = {}) {
+  plan::ResolvedConfig resolved = load_config(job, front, world_size);
   settle_data_path(resolved.config, job.config);
   settle_kept_files(resolved, job.config);
   settle_weights_path(resolved.config, runs_root(job, front));
-  return resolved.config;
+  return resolved;
 }
 
 /// Whether the run was made to do what `asked` says, and not something else under the same name.
@@ -281,7 +285,7 @@ std::optional<ResumePoint> find_resume_point(TrainJob& job, const Front& front) 
   const std::string root = runs_root(job, front);
   ResumePoint point;
   if (job.resume == "auto") {
-    point = find_automatically(root, asked_config(job, front));
+    point = find_automatically(root, settled_config(job, front).config);
   } else if (checkpoint::is_checkpoint(job.resume)) {
     point = at_checkpoint(job.resume);
   } else {
@@ -321,22 +325,54 @@ plan::ResolvedConfig load_config(const TrainJob& job, const Front& front, std::o
   return plan::load(sources, {.path = job.deepspeed, .text = "", .ranks = ranks}, front.environment);
 }
 
-PreparedJob prepare_train_job(const TrainJob& job, const Front& front) {
-  plan::ResolvedConfig resolved = load_config(job, front);
-  plan::Config& config = resolved.config;
-  const int gpus = gpus_for(config);
-  const plan::Device device = choose_device(config.device, gpus);
-  if (config.device != device) {
-    config.device = device;
+namespace {
+
+PreparedJob planned(plan::ResolvedConfig resolved, plan::Device device, int64_t ranks, DeviceMemory there) {
+  if (resolved.config.device != device) {
+    resolved.config.device = device;
     resolved.origins["device"] = "auto";
   }
-  settle_data_path(config, job.config);
-  settle_kept_files(resolved, job.config);
-  settle_weights_path(config, runs_root(job, front));
-  const int64_t ranks = choose_ranks(job.ranks, device, gpus);
-  RunPlan run = plan_run(config, device, ranks, memory_for(device, ranks));
+  RunPlan run = plan_run(resolved.config, device, ranks, there);
   run.notes = resolved.notes;
   return {std::move(resolved), std::move(run)};
+}
+
+/// Says for which GPUs a plan is.
+std::string note_of(const std::string& gpu, int64_t ranks, int gpus, int64_t bytes) {
+  if (!gpu.empty())
+    return fmt::format("planned for {} GPUs of {} each (--gpu {})", ranks, bytes_text(bytes), gpu);
+  if (gpus == 0) {
+    return fmt::format(
+        "planned for {} GPUs of unknown memory, since this machine has none that this build can use; "
+        "--gpu h100, or their GiB, says whether it fits",
+        ranks);
+  }
+  return fmt::format("planned for {} GPUs like the {} of this machine; --gpu names others", ranks, gpus);
+}
+
+}  // namespace
+
+PreparedJob prepare_train_job(const TrainJob& job, const Front& front) {
+  plan::ResolvedConfig resolved = settled_config(job, front);
+  const int gpus = gpus_for(resolved.config);
+  const plan::Device device = choose_device(resolved.config.device, gpus);
+  const int64_t ranks = choose_ranks(job.ranks, device, gpus);
+  return planned(std::move(resolved), device, ranks, memory_for(device, ranks));
+}
+
+PreparedJob plan_train_job(const TrainJob& job, const Front& front, const std::string& gpu) {
+  constexpr int kAsManyAsAsked = std::numeric_limits<int>::max();
+  const bool named = !gpu.empty();
+  const int64_t ranks = choose_ranks(job.ranks.value_or(1), plan::Device::kCuda, kAsManyAsAsked);
+  plan::ResolvedConfig resolved = settled_config(job, front, named ? std::optional(ranks) : job.ranks);
+  const plan::Device asked = resolved.config.device;
+  if (named && asked == plan::Device::kCpu)
+    throw ConfigError("[cli.plan] --gpu {} plans for GPUs, but device is cpu; remove one of them", gpu);
+  const int gpus = gpus_for(resolved.config);
+  if (!named && (asked != plan::Device::kCuda || ranks <= gpus)) return prepare_train_job(job, front);
+  const DeviceMemory there{.bytes = named ? plan::gpu_bytes(gpu) : gpu_memory(), .ranks = 1};
+  resolved.notes.push_back(note_of(gpu, ranks, gpus, there.bytes));
+  return planned(std::move(resolved), plan::Device::kCuda, ranks, there);
 }
 
 FinishedJob run_train_job(TrainJob job, Front& front) {
