@@ -35,6 +35,7 @@ struct ConfigVerb {
 const std::vector<ConfigVerb>& config_verbs() {
   static const std::vector<ConfigVerb> verbs = {
       {"train"},
+      {"sweep"},
       {"bench memory"},
       {"bench speed"},
       {"bench pipeline",

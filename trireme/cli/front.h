@@ -55,6 +55,7 @@ void add_plan(CLI::App& app, Front& front);
 void add_plan_step(CLI::App& plan, Front& front);
 void add_pipeline(CLI::App& app, Front& front);
 void add_lab(CLI::App& app, Front& front);
+void add_sweep(CLI::App& app, Front& front);
 void add_report(CLI::App& app, Front& front);
 void add_presets(CLI::App& app, Front& front);
 void add_config(CLI::App& app, Front& front);

@@ -38,6 +38,7 @@ void describe(CLI::App& app, Front& front) {
   add_plan(app, front);
   add_pipeline(app, front);
   add_lab(app, front);
+  add_sweep(app, front);
   add_report(app, front);
   add_presets(app, front);
   add_config(app, front);

@@ -18,7 +18,6 @@
 namespace trireme::cli {
 namespace {
 
-namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;
 
 struct ReportOptions {
@@ -37,24 +36,6 @@ std::vector<report::RunRecord> records_of(const ReportOptions& options, const Fr
       records.push_back(report::read_run(path));
   }
   return records;
-}
-
-/// report.html in the folder of the first run, unless a file was named. Throws ConfigError for one that
-/// cannot be.
-std::string output_path(const ReportOptions& options, const report::RunRecord& first) {
-  if (options.output.empty()) return first.path + "/report.html";
-  const fs::path folder = fs::absolute(options.output).parent_path();
-  std::error_code ignored;
-  if (fs::is_directory(options.output, ignored) || options.output.ends_with('/')) {
-    throw ConfigError("[cli.report] --output {} is a folder; give a file, such as {}", options.output,
-                      (fs::path(options.output) / "report.html").string());
-  }
-  if (!fs::is_directory(folder, ignored)) {
-    throw ConfigError(
-        "[cli.report] --output {}: the folder {} does not exist; create it, or give another file",
-        options.output, folder.string());
-  }
-  return options.output;
 }
 
 void write_page(const std::string& path, const std::string& page, bool chosen) {
@@ -103,8 +84,9 @@ Json figures_json(const report::RunRecord& run) {
 }
 
 int report_runs(const ReportOptions& options, const Front& front) {
+  check_page_path(options.output);
   const std::vector<report::RunRecord> runs = records_of(options, front);
-  const std::string path = output_path(options, runs.front());
+  const std::string path = options.output.empty() ? runs.front().path + "/report.html" : options.output;
   const std::string page = report::run_page(runs, {.meaning = launch::meaning});
   write_page(path, page, !options.output.empty());
   if (options.json) {

@@ -111,4 +111,19 @@ report::RunDirectory find_run(const std::string& word, const std::string& root, 
       real_path(word), real_path(root));
 }
 
+void check_page_path(const std::string& path) {
+  if (path.empty()) return;
+  const fs::path folder = fs::absolute(path).parent_path();
+  std::error_code ignored;
+  if (fs::is_directory(path, ignored) || path.ends_with('/')) {
+    throw ConfigError("[cli.report] --output {} is a folder; give a file, such as {}", path,
+                      (fs::path(path) / "report.html").string());
+  }
+  if (!fs::is_directory(folder, ignored)) {
+    throw ConfigError(
+        "[cli.report] --output {}: the folder {} does not exist; create it, or give another file", path,
+        folder.string());
+  }
+}
+
 }  // namespace trireme::cli

@@ -25,4 +25,8 @@ struct Wanted {
 /// is empty.
 report::RunDirectory find_run(const std::string& word, const std::string& root, const Wanted& wanted);
 
+/// Throws ConfigError for a page that cannot be written to `path`: a folder, or one in a folder that is not
+/// there. Empty: it goes to a run's directory.
+void check_page_path(const std::string& path);
+
 }  // namespace trireme::cli
