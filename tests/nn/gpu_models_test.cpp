@@ -65,7 +65,7 @@ Derivatives differentiate(const plan::ModelConfig& config, at::Device device, at
   for (const auto& entry : model->named_parameters()) {
     at::Tensor leaf = entry.value();
     at::Tensor values = at::empty({leaf.numel()});
-    initial(entry.key(), plan::Region::whole(param.sizes().vec()), values);
+    initial(entry.key(), plan::Region::whole(entry.value().sizes().vec()), values);
     leaf.set_data(values.view(leaf.sizes()).to(weights).to(device, dtype));
     if (lends) lend_gradient(leaf, at::full_like(leaf, std::nan("")));
   }
