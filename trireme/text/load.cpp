@@ -1,37 +1,84 @@
 #include "trireme/text/load.h"
 
+#include <array>
 #include <filesystem>
 
 #include "trireme/base/error.h"
+#include "trireme/base/hash.h"
+#include "trireme/base/text.h"
+#include "trireme/text/json_view.h"
 
 namespace trireme::text {
 namespace {
 
 namespace fs = std::filesystem;
 
-Tokenizer load_folder(const fs::path& folder) {
+/// Of GPT-2 and Qwen; Llama 2 and Mistral; Llama 3; Gemma.
+constexpr auto kEndTokens =
+    std::to_array<std::string_view>({"<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>"});
+
+std::vector<std::string> files_in(const fs::path& folder) {
   const auto has = [&](const char* name) { return fs::exists(folder / name); };
-  if (has("tokenizer.json")) return tokenizer_from_json((folder / "tokenizer.json").string());
-  if (has("tokenizer.model")) return tokenizer_from_sentencepiece((folder / "tokenizer.model").string());
-  if (has("vocab.json") && has("merges.txt")) {
-    return tokenizer_from_gpt2((folder / "vocab.json").string(), (folder / "merges.txt").string());
+  for (const char* name : {"tokenizer.json", "tokenizer.model"}) {
+    if (has(name)) return {(folder / name).string()};
   }
+  if (has("vocab.json") && has("merges.txt"))
+    return {(folder / "vocab.json").string(), (folder / "merges.txt").string()};
   throw ConfigError(
       "[text.load] {} has no tokenizer.json, no tokenizer.model and not both vocab.json and merges.txt; name "
-      "a folder or a file "
-      "with a tokenizer",
+      "a folder or a file with a tokenizer",
       folder.string());
 }
 
 }  // namespace
 
-Tokenizer load_tokenizer(const std::string& path) {
+std::vector<std::string> tokenizer_files(const std::string& path) {
   std::error_code ignored;
   if (!fs::exists(path, ignored)) {
     throw ConfigError("[text.load] there is no {}; name a tokenizer.json or a folder with a tokenizer", path);
   }
-  if (fs::is_directory(path, ignored)) return load_folder(path);
-  return path.ends_with(".model") ? tokenizer_from_sentencepiece(path) : tokenizer_from_json(path);
+  if (fs::is_directory(path, ignored)) return files_in(path);
+  if (path.ends_with(".tiktoken")) {
+    throw ConfigError(
+        "[text.load] {} has ranks alone, without the expression that cuts words and without special tokens; "
+        "name the tokenizer.json of the same model",
+        path);
+  }
+  return {path};
+}
+
+Tokenizer load_tokenizer(const std::string& path) {
+  const std::vector<std::string> files = tokenizer_files(path);
+  if (files.size() == 2) return tokenizer_from_gpt2(files[0], files[1]);
+  return files[0].ends_with(".model") ? tokenizer_from_sentencepiece(files[0])
+                                      : tokenizer_from_json(files[0]);
+}
+
+std::string tokenizer_digest(const std::string& path) {
+  StreamingHash hash;
+  for (const std::string& file : tokenizer_files(path)) {
+    const std::string bytes = read_bounded(file);
+    const uint64_t size = bytes.size();  // so that two files do not run into each other
+    hash.update(&size, sizeof size);
+    hash.update(bytes.data(), bytes.size());
+  }
+  return hex64(hash.digest());
+}
+
+std::string tokenizer_name(const std::string& path, const std::string& digest) {
+  const fs::path given = path;
+  const fs::path last = given.has_filename() ? given.filename() : given.parent_path().filename();
+  return fmt::format("{} ({})", last.string(), digest);
+}
+
+int32_t end_token(const Tokenizer& tokenizer) {
+  for (const std::string_view name : kEndTokens) {
+    if (const auto id = tokenizer.find_special(name)) return *id;
+  }
+  throw ConfigError(
+      "[text.load] {} has no special token that ends a document, which is one of {}; add one to its "
+      "added_tokens with \"special\": true, or choose another tokenizer",
+      tokenizer.name(), join(std::vector<std::string>(kEndTokens.begin(), kEndTokens.end()), ", "));
 }
 
 }  // namespace trireme::text

@@ -2,16 +2,30 @@
 // Tokenizers from files as they are found beside models.
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "trireme/text/tokenizer.h"
 
 namespace trireme::text {
 
-/// The tokenizer in `path`: a tokenizer.json (`tokenizers`), or a folder with tokenizer.json or vocab.json
-/// and merges.txt (GPT-2), which are looked for in this order. Throws ConfigError where there is none or
-/// where it asks for a component that there is not, DataError where it is damaged, and EnvironmentError where
-/// it cannot be read.
+/// The tokenizer in `path`: a tokenizer.json (`tokenizers`), a SentencePiece .model, or a folder with
+/// tokenizer.json, tokenizer.model or vocab.json and merges.txt (GPT-2), which are looked for in this order.
+/// Throws ConfigError where there is none or where it asks for a component that there is not, DataError where
+/// it is damaged, and EnvironmentError where it cannot be read.
 Tokenizer load_tokenizer(const std::string& path);
+
+/// The files that load_tokenizer() reads. Throws ConfigError where there are none.
+std::vector<std::string> tokenizer_files(const std::string& path);
+
+/// XXH3-64 of the contents of tokenizer_files(), in hexadecimal: other tokenizers have other ones.
+std::string tokenizer_digest(const std::string& path);
+
+/// "gpt2.json (0123456789abcdef)": the last part of the path, and the digest.
+std::string tokenizer_name(const std::string& path, const std::string& digest);
+
+/// The special token that ends a document. Files do not say which one does, so it is known by its usual
+/// names. Throws ConfigError where there is none of them.
+int32_t end_token(const Tokenizer& tokenizer);
 
 /// From a tokenizer.json.
 Tokenizer tokenizer_from_json(const std::string& path);

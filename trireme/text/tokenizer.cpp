@@ -39,6 +39,10 @@ std::optional<int32_t> Tokenizer::find(std::string_view token) const {
   return added ? added : vocabulary_of(parts_.model).find(token);
 }
 
+std::optional<int32_t> Tokenizer::find_special(std::string_view token) const {
+  return parts_.added.is_special(token) ? parts_.added.find(token) : std::nullopt;
+}
+
 std::vector<int32_t> Tokenizer::encode(std::string_view text, bool special) const {
   std::vector<int32_t> ids;
   Encoder(*this, nullptr).encode(text, ids);

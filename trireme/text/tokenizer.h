@@ -41,6 +41,8 @@ class Tokenizer {
   int64_t vocab_size() const;
   /// The token with this text as its content, added or of the model.
   std::optional<int32_t> find(std::string_view token) const;
+  /// The special token with this text.
+  std::optional<int32_t> find_special(std::string_view token) const;
 
   /// The ids of `text`; bytes that are no UTF-8 count as U+FFFD. `special` puts special tokens around, as the
   /// file says. Truncation and padding that a file may ask for are for batches, and not done. An Encoder is
