@@ -1,6 +1,9 @@
 // Configs through the front command: where values come from, and what is refused before anything starts.
 #include <gtest/gtest.h>
 
+#include <filesystem>
+#include <string>
+
 #include "tests/cli/front_process.h"
 
 namespace trireme::cli {
@@ -25,6 +28,40 @@ TEST(ConfigShow, TakesEveryFormOfOverride) {
   EXPECT_EQ(resolved(front, {"--model.tie_embeddings=false"})["model"]["tie_embeddings"], false);
   EXPECT_EQ(resolved(front, {"--model.tie_embeddings", "false"})["model"]["tie_embeddings"], false);
   EXPECT_EQ(resolved(front, {"--model.tie_embeddings", "--train.steps=7"})["model"]["tie_embeddings"], true);
+}
+
+TEST(ConfigShow, TheVocabularyFollowsTheTokenizerUnlessItIsGiven) {
+  const FrontProcess front;
+  std::filesystem::copy_file(TRIREME_TEXT_FIXTURES "/llama2.json", front.file("llama2.json"));
+  const auto shown = resolved(front, {"--origin", "--data.tokenizer=llama2.json"});
+  EXPECT_EQ(shown["model"]["vocab_size"]["value"], 636);
+  EXPECT_EQ(shown["model"]["vocab_size"]["origin"], "derived: data.tokenizer");
+  const std::string path = shown["data"]["tokenizer"]["value"];
+  EXPECT_TRUE(std::filesystem::path(path).is_absolute()) << path;
+  EXPECT_TRUE(std::filesystem::equivalent(path, front.file("llama2.json")));
+  EXPECT_EQ(
+      resolved(front, {"--data.tokenizer=llama2.json", "--model.vocab_size=640"})["model"]["vocab_size"],
+      640);
+  EXPECT_EQ(resolved(front, {})["model"]["vocab_size"], 256);
+}
+
+TEST(ConfigShow, RefusesTokenizersThatAreNotThereOrTooLarge) {
+  const FrontProcess front;
+  std::filesystem::create_directories(front.file("models"));
+  std::filesystem::copy_file(TRIREME_TEXT_FIXTURES "/llama2.json", front.file("models/llama2.json"));
+  write_file_atomic(front.file("models/c.yaml"), "data: {tokenizer: llama2.json}\n");
+  const auto refusal = [&](Words words) {
+    words.insert(words.begin(), {"config", "show"});
+    const Outcome outcome = front.run(words);
+    EXPECT_EQ(outcome.code, 2) << outcome.err;
+    return outcome.err;
+  };
+  EXPECT_TRUE(contains(refusal({"models/c.yaml"}), "models/llama2.json, beside the config file?"));
+  EXPECT_TRUE(contains(refusal({"--data.tokenizer="}), "data.tokenizer is empty"));
+  for (const char* smaller : {"--model.vocab_size=300", "--model.preset=gpt-tiny"}) {
+    const std::string message = refusal({"--data.tokenizer=models/llama2.json", smaller});
+    EXPECT_TRUE(contains(message, "set model.vocab_size to 636 or more")) << message;
+  }
 }
 
 TEST(ConfigShow, TakesTheKeysOfOtherTrainers) {

@@ -70,6 +70,24 @@ TEST_F(Worker, GeneratesFromTheLastRun) {
       << "greedy, so the same";
 }
 
+TEST_F(Worker, GeneratesWithTheTokenizerThatARunWasTrainedWith) {
+  const std::string tokenizer = front_.file("llama2.json");
+  std::filesystem::copy_file(TRIREME_TEXT_FIXTURES "/llama2.json", tokenizer);
+  const Outcome trained =
+      front_.run(kTiny + Words{"--train.steps=2", "-n", "1", "--data.tokenizer=llama2.json"});
+  ASSERT_EQ(trained.code, 0) << trained.err;
+  EXPECT_TRUE(contains(trained.err, "llama2.json (")) << trained.err;
+  EXPECT_TRUE(contains(read_file(run_file("tokenizer.txt")), "llama2.json ("));
+  const Words command = {"generate", "latest", "--prompt", "the ", "--max-tokens", "9"};
+  const Outcome text = front_.run(command);
+  EXPECT_EQ(text.code, 0) << text.err;
+  EXPECT_TRUE(text.out.starts_with("the ")) << text.out;
+  std::ofstream(tokenizer, std::ios::app) << "\n";
+  const Outcome refused = front_.run(command);
+  EXPECT_EQ(refused.code, 2) << refused.err;
+  EXPECT_TRUE(contains(refused.err, "was trained with the tokenizer llama2.json (")) << refused.err;
+}
+
 TEST_F(Worker, SummarySaysTheSameAsItsPrediction) {
   const Outcome outcome =
       front_.run(kTiny + Words{"--train.steps=3", "-n", "2", "--parallel.policy=zero2", "--summary"});

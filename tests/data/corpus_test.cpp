@@ -7,9 +7,11 @@
 #include <set>
 
 #include "tests/data/scratch.h"
+#include "tests/data/tokenizer_fixture.h"
 #include "tests/data/tokens.h"
 #include "trireme/base/text.h"
 #include "trireme/base/utf8.h"
+#include "trireme/text/load.h"
 
 namespace trireme::data {
 namespace {
@@ -223,6 +225,46 @@ TEST(PrepareCorpus, KeysByFractionAndPath) {
       folders.insert(prepare_corpus(corpus_options_for(scratch, name, fraction)).folder);
   }
   EXPECT_EQ(folders.size(), 6u);
+}
+
+std::vector<int64_t> widened(const std::vector<int32_t>& ids) {
+  return {ids.begin(), ids.end()};
+}
+
+TEST(PrepareCorpus, PutsTheEndTokenOfATokenizerBetweenDocuments) {
+  const Scratch scratch;
+  scratch.write("stories", "Once upon a time.\nThe end.\n<|endoftext|>\nAnother one.\n");
+  CorpusOptions options = corpus_options_for(scratch, "stories");
+  const PreparedCorpus bytes = prepare_corpus(options);
+  options.tokenizer = testing::kLlama2;
+  const PreparedCorpus corpus = prepare_corpus(options);
+  const text::Tokenizer tokenizer = text::load_tokenizer(testing::kLlama2);
+  std::vector<int32_t> wanted = tokenizer.encode("Once upon a time.\nThe end.\n");
+  wanted.push_back(*tokenizer.find("</s>"));
+  const std::vector<int32_t> second = tokenizer.encode("Another one.\n");
+  wanted.insert(wanted.end(), second.begin(), second.end());
+  EXPECT_EQ(testing::read_tokens(corpus.folder, "train"), widened(wanted));
+  EXPECT_EQ(corpus.vocab_size, tokenizer.vocab_size());
+  EXPECT_NE(corpus.folder, bytes.folder);
+  EXPECT_EQ(corpus.description,
+            fmt::format("1 file, 2 documents, 54 B, {} tokens", corpus.tokenizer->name()));
+  // The files count, and not their names.
+  options.tokenizer = scratch.write("mine.json", testing::slurp(testing::kLlama2));
+  EXPECT_TRUE(prepare_corpus(options).from_cache);
+  options.tokenizer = scratch.write("mine.json", testing::slurp(testing::kLlama2) + "\n");
+  EXPECT_FALSE(prepare_corpus(options).from_cache);
+}
+
+/// Wherever it were cut, there would be other ids at the seam.
+TEST(PrepareCorpus, TokenisesADocumentAsAWholeHoweverLong) {
+  const Scratch scratch;
+  std::string text;
+  for (int i = 0; text.size() < (size_t{5} << 18); ++i) text += fmt::format("{} strokes in time\n", i);
+  scratch.write("text", text);
+  CorpusOptions options = corpus_options_for(scratch, "text");
+  options.tokenizer = testing::kLlama2;
+  EXPECT_EQ(testing::read_tokens(prepare_corpus(options).folder, "train"),
+            widened(text::load_tokenizer(testing::kLlama2).encode(text)));
 }
 
 TEST(PrepareCorpus, ReadsTheBuiltinFolder) {

@@ -235,6 +235,15 @@ TEST(Config, AWarmUpEndsWithARunThatALaterSourceHasShortened) {
   EXPECT_EQ(epochs.config.optim.warmup_steps, TrainConfig{}.steps);
 }
 
+TEST(Config, TextIsReadAsBytesUnlessATokenizerIsNamed) {
+  EXPECT_EQ(load({}, kNothing).config.data.tokenizer, kByteTokenizer);
+  const ResolvedConfig named = load({.overrides = {"data.tokenizer=/models/a: b.json"}}, kNothing);
+  EXPECT_EQ(named.config.data.tokenizer, "/models/a: b.json");
+  EXPECT_EQ(from_text(to_yaml(named)).data.tokenizer, "/models/a: b.json");
+  EXPECT_THROW(from_override("model.vocab_size=100"), ConfigError);
+  EXPECT_NO_THROW(load({.overrides = {"model.vocab_size=100", "data.tokenizer=small.json"}}, kNothing));
+}
+
 TEST(Config, LastPresetWins) {
   const ResolvedConfig resolved =
       load({.text = "model: {preset: gpt-tiny}", .overrides = {"model.preset=llama-tiny"}}, kNothing);

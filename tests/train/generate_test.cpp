@@ -87,6 +87,12 @@ TEST(Generate, ShowsTheModelNoMoreThanItsContext) {
   EXPECT_EQ(model.longest, 5);
 }
 
+TEST(Generate, EndsBeforeTheEndToken) {
+  Counting model;
+  EXPECT_EQ(generate(model, {3}, {.max_tokens = 8, .temperature = 0.0, .end_token = 7}, at::kCPU),
+            (std::vector<int32_t>{4, 5, 6}));
+}
+
 TEST(Generate, RefusesAnEmptyPrompt) {
   Counting model;
   EXPECT_THROW(generate(model, {}, {}, at::kCPU), LogicError);

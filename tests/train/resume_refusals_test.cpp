@@ -58,5 +58,22 @@ TEST_F(Resume, RefusesOtherTextOfTheSameSize) {
   EXPECT_GT(run(2, true).summary.resumed_at, 0) << "what was written is what counts, not when";
 }
 
+TEST_F(Resume, RefusesAnotherTokenizerAndNamesBoth) {
+  const std::filesystem::path fixture = TRIREME_TEXT_FIXTURES "/llama2.json";
+  const std::filesystem::path mine = folder_ / "mine.json", other = folder_ / "other.json",
+                              renamed = folder_ / "renamed.json";
+  for (const auto& copy : {mine, other, renamed}) std::filesystem::copy_file(fixture, copy);
+  std::ofstream(other, std::ios::app) << "\n";
+  config_.model.vocab_size = 640;
+  config_.data.tokenizer = mine.string();
+  run(2, false, 2);
+  config_.data.tokenizer = other.string();
+  test::expect_refusal([&] { run(2, true); }, {"mine.json (", "other.json ("});
+  config_.data.tokenizer = "byte";
+  test::expect_refusal([&] { run(2, true); }, {"mine.json (", "is byte"});
+  config_.data.tokenizer = renamed.string();
+  EXPECT_GT(run(2, true).summary.resumed_at, 0) << "what the file holds is what counts, not its name";
+}
+
 }  // namespace
 }  // namespace trireme::train

@@ -43,6 +43,28 @@ TEST_F(TrainerTest, LearnsAndRecordsEveryStep) {
   EXPECT_TRUE(std::filesystem::exists(folder_ / "weights.safetensors"));
 }
 
+TEST_F(TrainerTest, TrainsOnTheTokensOfATokenizerAndSamplesItsText) {
+  config_.data.tokenizer = TRIREME_TEXT_FIXTURES "/llama2.json";
+  config_.model.vocab_size = 636;
+  config_.train.sample_prompt = "the rowers";
+  const TrainResult result = run(2);
+  EXPECT_LT(recorder_.steps.back().loss, 0.7 * recorder_.steps.front().loss);
+  EXPECT_TRUE(result.summary.sample.starts_with("the rowers")) << result.summary.sample;
+  EXPECT_EQ(result.summary.sample.find("\u2581"), std::string::npos) << "how the file spells a space";
+}
+
+TEST_F(TrainerTest, RefusesATokenizerWithMoreTokensThanTheModel) {
+  config_.data.tokenizer = TRIREME_TEXT_FIXTURES "/llama2.json";
+  config_.model.vocab_size = 300;
+  try {
+    run(2);
+    FAIL() << "it was not refused";
+  } catch (const ConfigError& error) {
+    for (const char* part : {"635", "model.vocab_size=300", "636"})
+      EXPECT_NE(std::string(error.what()).find(part), std::string::npos) << error.what();
+  }
+}
+
 TEST_F(TrainerTest, SamplesTextAlsoWithMoreTokensThanTheTokenizerKnows) {
   config_.model.vocab_size = 4096;
   config_.train = {.steps = 1, .global_batch = 2, .val_batches = 0, .sample_tokens = 40};

@@ -3,6 +3,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
+#include "trireme/cli/data_path.h"
 #include "trireme/cli/front.h"
 #include "trireme/cli/train_job.h"
 #include "trireme/plan/config.h"
@@ -57,7 +58,8 @@ plan::ResolvedConfig load_shown(ShowOptions options, bool flag, const Front& fro
 }
 
 int show(const ShowOptions& options, bool flag, const Front& front) {
-  const plan::ResolvedConfig resolved = load_shown(options, flag, front);
+  plan::ResolvedConfig resolved = load_shown(options, flag, front);
+  settle_tokenizer(resolved, options.path);
   say_notes(resolved);
   if (options.json) {
     print_show_json(resolved, options.origin);

@@ -9,9 +9,11 @@
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
 #include "trireme/base/log.h"
+#include "trireme/base/text.h"
 #include "trireme/plan/config_files.h"
 #include "trireme/plan/pipeline.h"
 #include "trireme/report/run_dir.h"
+#include "trireme/text/load.h"
 
 namespace trireme::cli {
 namespace {
@@ -75,6 +77,34 @@ void settle_data_path(plan::Config& config, const std::string& config_file) {
                       images ? "images" : "text", fix);
   }
   config.data.path = path.string();
+}
+
+void settle_tokenizer(plan::ResolvedConfig& resolved, const std::string& config_file) {
+  plan::Config& config = resolved.config;
+  std::string& tokenizer = config.data.tokenizer;
+  if (tokenizer == plan::kByteTokenizer || plan::reads_images(config.model.family)) return;
+  constexpr const char* kFix =
+      "set it to 'byte', a tokenizer.json, a SentencePiece .model, or a folder with a tokenizer";
+  if (tokenizer.empty()) throw ConfigError("[cli.data] data.tokenizer is empty; {}", kFix);
+  const fs::path given = tokenizer, path = fs::absolute(given).lexically_normal();
+  std::error_code ignored;
+  if (!fs::exists(path, ignored)) {
+    throw ConfigError("[cli.data] data.tokenizer={}: {} does not exist{}; {}", tokenizer, path.string(),
+                      beside_config(given, config_file), kFix);
+  }
+  tokenizer = path.string();
+  const text::Tokenizer loaded = text::load_tokenizer(tokenizer);
+  text::end_token(loaded);  // which must be there, to separate documents
+  std::string& origin = resolved.origins.at("model.vocab_size");
+  if (origin == "default") {
+    config.model.vocab_size = loaded.vocab_size();
+    origin = "derived: data.tokenizer";
+  } else if (config.model.vocab_size < loaded.vocab_size()) {
+    throw ConfigError(
+        "[cli.data] model.vocab_size={} ({}) is too small for data.tokenizer={}, which makes {} tokens; set "
+        "model.vocab_size to {} or more, or remove it",
+        config.model.vocab_size, origin, tokenizer, with_commas(loaded.vocab_size()), loaded.vocab_size());
+  }
 }
 
 void check_cache_folder(const plan::Config& config, const Environment& environment) {

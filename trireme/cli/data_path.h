@@ -13,6 +13,12 @@ namespace trireme::cli {
 /// Throws ConfigError where there is no text that this user may read.
 void settle_data_path(plan::Config& config, const std::string& config_file);
 
+/// Where data.tokenizer is a file or folder, makes it absolute likewise; model.vocab_size follows it unless
+/// somebody, or a preset, has given one. Throws ConfigError where there is no tokenizer that trains
+/// (data::make_tokenizer()), or the model has fewer rows than it has tokens, and DataError and
+/// EnvironmentError where its files cannot be read.
+void settle_tokenizer(plan::ResolvedConfig& resolved, const std::string& config_file);
+
 /// Throws EnvironmentError where the data of `config` has to be prepared in the cache folder, and nothing can
 /// be written there: ranks would find that only after they have met.
 void check_cache_folder(const plan::Config& config, const Environment& environment);

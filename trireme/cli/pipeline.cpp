@@ -10,6 +10,7 @@
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
 #include "trireme/base/terminal.h"
+#include "trireme/cli/data_path.h"
 #include "trireme/cli/front.h"
 #include "trireme/cli/train_job.h"
 #include "trireme/plan/config.h"
@@ -280,8 +281,9 @@ void print_split(std::string_view title, const plan::StageSplit& split,
 int stages(const StageOptions& options, const Front& front) {
   std::vector<std::string> overrides = front.overrides;
   if (options.spread_head) overrides.emplace_back("pipeline.spread_head=true");
-  const plan::ResolvedConfig resolved =
+  plan::ResolvedConfig resolved =
       plan::load({.path = options.config, .text = "", .overrides = overrides}, front.environment);
+  settle_tokenizer(resolved, options.config);
   say_notes(resolved);
   const plan::Config& config = resolved.config;
   const plan::ModelConfig model = plan::complete(config.model, config.data.seq_len);

@@ -73,6 +73,7 @@ int become_rank(TrainArguments options, Front& front, const plan::WorldSpec& wor
   const std::optional<ResumePoint> resume = find_resume_point(options.job, front);
   plan::ResolvedConfig resolved = load_config(options.job, front, world.world_size);
   settle_data_path(resolved.config, options.job.config);
+  settle_tokenizer(resolved, options.job.config);
   settle_kept_files(resolved, options.job.config);
   settle_weights_path(resolved.config, runs_root(options.job, front));
   check_weights(resume, resolved.config);

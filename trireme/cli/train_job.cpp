@@ -15,13 +15,13 @@
 #include "trireme/cli/child.h"
 #include "trireme/cli/data_path.h"
 #include "trireme/cli/gpu_count.h"
+#include "trireme/cli/kept_files.h"
 #include "trireme/cli/runs.h"
 #include "trireme/cli/train_attempts.h"
 #include "trireme/cli/weights.h"
 #include "trireme/cli/words.h"
 #include "trireme/launch/exits.h"
 #include "trireme/launch/local.h"
-#include "trireme/plan/config_files.h"
 #include "trireme/plan/deepspeed.h"
 #include "trireme/plan/gpus.h"
 #include "trireme/plan/pipeline.h"
@@ -81,6 +81,7 @@ plan::ResolvedConfig settled_config(const TrainJob& job, const Front& front,
                                     std::optional<int64_t> world_size = {}) {
   plan::ResolvedConfig resolved = load_config(job, front, world_size);
   settle_data_path(resolved.config, job.config);
+  settle_tokenizer(resolved, job.config);
   settle_kept_files(resolved, job.config);
   settle_weights_path(resolved.config, runs_root(job, front));
   return resolved;
@@ -390,7 +391,7 @@ FinishedJob run_train_job(TrainJob job, Front& front) {
                                          .device = std::string(plan::name(run.device)),
                                          .mesh = run.mesh.to_string(),
                                          .ranks = run.ranks,
-                                         .files = plan::texts_to_keep(prepared.config.config)}};
+                                         .files = files_to_keep(prepared.config.config)}};
   const bool goes_on = !request.run_dir.empty();
   const auto directory = directory_for(request, prepared.config.config.name, next.manifest);
   const LockFile lock = hold(directory);

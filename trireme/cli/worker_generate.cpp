@@ -1,8 +1,12 @@
+#include <filesystem>
 #include <iostream>
+#include <memory>
 #include <nlohmann/json.hpp>
 
 #include "trireme/base/error.h"
+#include "trireme/base/file.h"
 #include "trireme/base/utf8.h"
+#include "trireme/cli/kept_files.h"
 #include "trireme/cli/worker_verbs.h"
 #include "trireme/data/tokenizer.h"
 #include "trireme/kernels/device.h"
@@ -13,6 +17,24 @@
 #include "trireme/train/generate.h"
 
 namespace trireme::cli {
+namespace {
+
+/// The tokenizer that `run` was trained with. Throws ConfigError where its files have changed since.
+std::unique_ptr<const data::Tokenizer> tokenizer_of(const report::RunDirectory& run,
+                                                    const plan::Config& config) {
+  auto tokenizer = data::make_tokenizer(config.data.tokenizer);
+  const std::string kept = run.file(kTokenizerFile);
+  if (config.data.tokenizer == plan::kByteTokenizer || !std::filesystem::exists(kept)) return tokenizer;
+  std::string trained_with = read_file(kept);
+  if (trained_with.ends_with('\n')) trained_with.pop_back();
+  if (trained_with == tokenizer->name()) return tokenizer;
+  throw ConfigError(
+      "[cli.generate] {} was trained with the tokenizer {}, but data.tokenizer={} is now {}; put the file of "
+      "that time back, or set data.tokenizer in {} to a copy of it with the same name",
+      run.path(), trained_with, config.data.tokenizer, tokenizer->name(), run.file("config.yaml"));
+}
+
+}  // namespace
 
 int worker_generate(const Request& request) {
   const GenerateOptions& options = request.generate;
@@ -29,6 +51,12 @@ int worker_generate(const Request& request) {
     throw ConfigError(
         "[cli.generate] both --prompt and train.sample_prompt of {} are empty; pass --prompt TEXT",
         run.path());
+  const auto tokenizer = tokenizer_of(run, config);
+  const std::vector<int32_t> prompt_tokens = tokenizer->encode(prompt);
+  if (prompt_tokens.empty()) {
+    throw ConfigError("[cli.generate] the tokenizer {} drops all of the prompt '{}'; pass another --prompt",
+                      tokenizer->name(), printable_line(prompt));
+  }
   const auto model = nn::build(config.model);
   parallel::load_weights(*model, options.weights);
   model->eval();
@@ -36,16 +64,16 @@ int worker_generate(const Request& request) {
   const at::Device device = gpu ? at::Device(at::kCUDA, 0) : at::Device(at::kCPU);
   model->to(device);
 
-  const auto tokenizer = data::make_tokenizer(config.data.tokenizer);
-  const std::vector<int32_t> tokens = train::generate(*model, tokenizer->encode(prompt),
+  const std::vector<int32_t> tokens = train::generate(*model, prompt_tokens,
                                                       {.max_tokens = options.max_tokens,
                                                        .temperature = options.temperature,
                                                        .top_k = options.top_k,
                                                        .vocab_size = tokenizer->vocab_size(),
+                                                       .end_token = tokenizer->end_token(),
                                                        .seed = static_cast<uint64_t>(options.seed),
                                                        .context = config.data.seq_len},
                                                       device);
-  const std::string text = tokenizer->decode(tokens);
+  const std::string text = data::decode_after(*tokenizer, prompt_tokens, tokens);
   if (request.json) {
     const nlohmann::json result = {{"schema", "trireme.generate/1"},
                                    {"run", run.path()},

@@ -11,11 +11,11 @@
 #include "trireme/base/heartbeat.h"
 #include "trireme/base/log.h"
 #include "trireme/base/terminal.h"
+#include "trireme/cli/kept_files.h"
 #include "trireme/cli/worker_verbs.h"
 #include "trireme/comm/world.h"
 #include "trireme/kernels/device.h"
 #include "trireme/plan/config.h"
-#include "trireme/plan/config_files.h"
 #include "trireme/plan/mesh_shape.h"
 #include "trireme/plan/pipeline.h"
 #include "trireme/plan/world.h"
@@ -106,7 +106,7 @@ report::Manifest manifest_of(const Request& request, const plan::Config& config,
           .device = world.device().is_cuda() ? "cuda" : "cpu",
           .mesh = plan::MeshShape::fit(config.parallel, world.size()).to_string(),
           .ranks = world.size(),
-          .files = plan::texts_to_keep(config)};
+          .files = files_to_keep(config)};
 }
 
 report::RunDirectory run_directory(const Request& request, const plan::Config& config,

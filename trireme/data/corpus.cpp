@@ -61,11 +61,11 @@ class KeyHash {
 };
 
 /// A hash of everything that the tokens depend on. Edits show in size and time of a file.
-std::string cache_key(const Source& source, const CorpusOptions& options) {
+std::string cache_key(const Source& source, const Tokenizer& tokenizer, double val_fraction) {
   KeyHash key;
   key.add_number(kFormatVersion);
-  key.add(plan::name(options.tokenizer));
-  key.add_number(options.val_fraction);
+  key.add(tokenizer.digest());
+  key.add_number(val_fraction);
   key.add(source.path);
   for (const SourceFile& file : source.files) {
     key.add(file.name);
@@ -166,15 +166,14 @@ std::string describe(const TokenIndex& index) {
                      index.tokenizer);
 }
 
-std::string note_of(const TokenIndex& index) {
+std::string note_of(const TokenIndex& index, const Tokenizer& tokenizer) {
   if (index.not_utf8_files == 0) return {};
   return fmt::format(
-      "{} of {} not UTF-8, the first is {}; bytes are used as they are, so data that is no text should not "
-      "be "
-      "in data.path",
+      "{} of {} not UTF-8, the first is {}; {}, so data that is no text should not be in data.path",
       with_commas(index.not_utf8_files),
       counted(index.source_files, "file") + (index.not_utf8_files == 1 ? " is" : " are"),
-      index.first_not_utf8);
+      index.first_not_utf8,
+      tokenizer.cuts_anywhere() ? "bytes are used as they are" : "such bytes are read as U+FFFD");
 }
 
 void require_one_sequence(const TokenIndex& index, int64_t seq_len) {
@@ -190,10 +189,11 @@ void require_one_sequence(const TokenIndex& index, int64_t seq_len) {
 
 PreparedCorpus prepare_corpus(const CorpusOptions& options) {
   check_options(options);
-  const std::unique_ptr<Tokenizer> tokenizer = make_tokenizer(options.tokenizer);
+  const std::shared_ptr<const Tokenizer> tokenizer = make_tokenizer(options.tokenizer);
   const Source source =
       list_source(options.path == "builtin" ? options.builtin_root : options.path, options.on_progress);
-  const std::string folder = options.cache_dir + "/data/" + cache_key(source, options);
+  const std::string folder =
+      options.cache_dir + "/data/" + cache_key(source, *tokenizer, options.val_fraction);
   std::optional<TokenIndex> index = find_prepared(folder);
   bool from_cache = index.has_value();
   if (!from_cache) index = prepare_or_wait(source, *tokenizer, options, folder, from_cache);
@@ -203,8 +203,9 @@ PreparedCorpus prepare_corpus(const CorpusOptions& options) {
           .train_tokens = index->splits.at("train").tokens,
           .val_tokens = index->splits.at("val").tokens,
           .vocab_size = index->vocab_size,
+          .tokenizer = tokenizer,
           .from_cache = from_cache,
-          .note = note_of(*index)};
+          .note = note_of(*index, *tokenizer)};
 }
 
 }  // namespace trireme::data

@@ -3,18 +3,19 @@
 // into training and validation, tokenised, packed, checksummed and committed by rename. A second call finds
 // the result by its key and verifies sizes only.
 #include <cstdint>
+#include <memory>
 #include <string>
 
 #include "trireme/data/progress.h"
-#include "trireme/plan/choices.h"
+#include "trireme/data/tokenizer.h"
 
 namespace trireme::data {
 
 struct CorpusOptions {
-  std::string path = {};          ///< a file or folder of text; "builtin": `builtin_root`
-  std::string builtin_root = {};  ///< folder of C++ headers that "builtin" stands for
-  plan::Tokenizer tokenizer = plan::Tokenizer::kByte;
-  double val_fraction = 0.02;  ///< of the bytes of all documents
+  std::string path = {};           ///< a file or folder of text; "builtin": `builtin_root`
+  std::string builtin_root = {};   ///< folder of C++ headers that "builtin" stands for
+  std::string tokenizer = "byte";  ///< as make_tokenizer() takes it
+  double val_fraction = 0.02;      ///< of the bytes of all documents
   std::string cache_dir = {};
   int64_t seq_len = 0;  ///< only to refuse a corpus shorter than one sequence
   OnProgress on_progress = {};
@@ -25,7 +26,8 @@ struct PreparedCorpus {
   std::string description;  ///< "9,350 files, 36.2 MiB, byte tokens" for the start-up lines
   int64_t train_tokens = 0;
   int64_t val_tokens = 0;
-  int64_t vocab_size = 0;  ///< ids are below it
+  int64_t vocab_size = 0;                      ///< ids are below it
+  std::shared_ptr<const Tokenizer> tokenizer;  ///< that has made the tokens
   bool from_cache = false;
   std::string note = {};  ///< that text is not UTF-8; empty: it is
 };
@@ -34,7 +36,8 @@ struct PreparedCorpus {
 /// as long as the other shows signs of life. A preparation that fails or is given up leaves nothing in the
 /// cache; what a killed one left, the next removes. Throws ConfigError (exit 2) when the corpus is missing,
 /// not readable by this user, empty or shorter than one sequence, naming path and sizes, and DataError (exit
-/// 7) when it cannot be read. Text that is not UTF-8 is taken as bytes, and PreparedCorpus::note says so.
+/// 7) when it cannot be read. Text that is not UTF-8 is taken as bytes, or as the tokenizer
+/// takes it, and PreparedCorpus::note says so.
 PreparedCorpus prepare_corpus(const CorpusOptions& options);
 
 }  // namespace trireme::data

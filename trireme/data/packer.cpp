@@ -15,7 +15,7 @@
 namespace trireme::data {
 namespace {
 
-constexpr size_t kPieceBytes = size_t{1} << 20;    // text tokenised at once
+constexpr size_t kPieceBytes = size_t{1} << 20;    // text tokenised at once, where it may be cut
 constexpr size_t kWindowBytes = size_t{16} << 20;  // text checked at once
 constexpr int64_t kPasses = 2;                     // over the text: one chooses, one packs
 
@@ -87,13 +87,16 @@ class SplitPacker {
         writer_(folder, split, {.vocab_size = tokenizer.vocab_size()}),
         meter_(meter) {}
 
-  /// A document, or a part of it; the split where it begins counts it.
+  /// A document, or a part of it; the split where it begins counts it. Where a cut would change the ids, the
+  /// whole of it is tokenised at once: that takes 4 bytes of memory a token, a few times the text if it is
+  /// normalised, and gives no sign of life until it is done.
   void add(std::string_view text, bool begins) {
     if (text.empty()) return;
     const int32_t separator = tokenizer_.document_separator();
     if (texts_++ > 0) writer_.append({&separator, 1});
     if (begins) ++documents_;
-    for_each_piece(text, kPieceBytes, [this](std::string_view piece) {
+    const size_t limit = tokenizer_.cuts_anywhere() ? kPieceBytes : text.size();
+    for_each_piece(text, limit, [this](std::string_view piece) {
       writer_.append(tokenizer_.encode(piece));
       meter_.add(static_cast<int64_t>(piece.size()));
     });

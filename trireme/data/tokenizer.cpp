@@ -2,15 +2,20 @@
 
 #include "trireme/base/error.h"
 #include "trireme/base/text.h"
+#include "trireme/plan/config.h"
+#include "trireme/text/load.h"
 
 namespace trireme::data {
 namespace {
 
 class ByteTokenizer final : public Tokenizer {
  public:
-  std::string name() const override { return "byte"; }
+  std::string name() const override { return plan::kByteTokenizer; }
+  std::string digest() const override { return plan::kByteTokenizer; }
   int64_t vocab_size() const override { return 256; }
   int32_t document_separator() const override { return 0; }
+  std::optional<int32_t> end_token() const override { return std::nullopt; }
+  bool cuts_anywhere() const override { return true; }
 
   std::vector<int32_t> encode(std::string_view text) const override {
     const auto* bytes = reinterpret_cast<const unsigned char*>(text.data());
@@ -33,14 +38,50 @@ class ByteTokenizer final : public Tokenizer {
   }
 };
 
+class FileTokenizer final : public Tokenizer {
+ public:
+  explicit FileTokenizer(const std::string& path)
+      : digest_(text::tokenizer_digest(path)),
+        name_(text::tokenizer_name(path, digest_)),
+        tokenizer_(text::load_tokenizer(path)),
+        encoder_(tokenizer_),
+        end_(text::end_token(tokenizer_)) {}
+
+  std::string name() const override { return name_; }
+  std::string digest() const override { return digest_; }
+  int64_t vocab_size() const override { return tokenizer_.vocab_size(); }
+  int32_t document_separator() const override { return end_; }
+  std::optional<int32_t> end_token() const override { return end_; }
+  bool cuts_anywhere() const override { return false; }
+
+  std::vector<int32_t> encode(std::string_view text) const override {
+    std::vector<int32_t> ids;
+    encoder_.encode(text, ids);
+    return ids;
+  }
+  std::string decode(std::span<const int32_t> ids) const override { return tokenizer_.decode(ids); }
+
+ private:
+  std::string digest_, name_;
+  text::Tokenizer tokenizer_;
+  mutable text::Encoder encoder_;  ///< remembers words, which changes no result
+  int32_t end_;
+};
+
 }  // namespace
 
-std::unique_ptr<Tokenizer> make_tokenizer(plan::Tokenizer kind) {
-  switch (kind) {
-    case plan::Tokenizer::kByte:
-      return std::make_unique<ByteTokenizer>();
-  }
-  throw LogicError("[data.tokenizer] tokenizer {} has no class", static_cast<int>(kind));
+std::unique_ptr<const Tokenizer> make_tokenizer(const std::string& what) {
+  if (what == plan::kByteTokenizer) return std::make_unique<ByteTokenizer>();
+  return std::make_unique<FileTokenizer>(what);
+}
+
+std::string decode_after(const Tokenizer& tokenizer, std::span<const int32_t> prompt,
+                         std::span<const int32_t> ids) {
+  std::vector<int32_t> both(prompt.begin(), prompt.end());
+  both.insert(both.end(), ids.begin(), ids.end());
+  const std::string before = tokenizer.decode(prompt), whole = tokenizer.decode(both);
+  // A prompt that ends inside a character shows that as U+FFFD, until the character is complete.
+  return whole.starts_with(before) ? whole.substr(before.size()) : tokenizer.decode(ids);
 }
 
 }  // namespace trireme::data

@@ -86,11 +86,6 @@ enum class RopeScaling { kNone, kLlama3 };
 template <>
 inline constexpr auto kNames<RopeScaling> = std::to_array<std::string_view>({"none", "llama3"});
 
-/// How text becomes tokens.
-enum class Tokenizer { kByte };
-template <>
-inline constexpr auto kNames<Tokenizer> = std::to_array<std::string_view>({"byte"});
-
 /// Whether passes are recorded as CUDA graphs; kAuto: where a GPU waits for its host.
 enum class CudaGraphs { kAuto, kOff, kOn };
 template <>

@@ -58,12 +58,15 @@ struct ModelConfig {
   VisionConfig vision = {};            ///< counts instead of what is above where `family` reads images
 };
 
+/// The value of data.tokenizer with which each byte of text is a token.
+inline constexpr const char* kByteTokenizer = "byte";
+
 struct DataConfig {
   DataKind kind = DataKind::kAuto;
   /// A file or folder; "builtin": the C++ headers of libtorch, or digits drawn from the system's fonts.
   std::string path = "builtin";
-  Tokenizer tokenizer = Tokenizer::kByte;
-  int64_t seq_len = 128;  ///< 1 of images
+  std::string tokenizer = kByteTokenizer;  ///< or the path of a file or folder
+  int64_t seq_len = 128;                   ///< 1 of images
   double val_fraction = 0.02;
   // Images alone: what training varies (data/images/transform.h, data/images/loader.h).
   int64_t pad = 0;

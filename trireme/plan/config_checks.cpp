@@ -43,7 +43,7 @@ class Checker {
 
   void check_vocabulary() const {
     if (config_.data.kind == DataKind::kImages) return;
-    if (config_.data.tokenizer != Tokenizer::kByte || model_.vocab_size >= 256) return;
+    if (config_.data.tokenizer != kByteTokenizer || model_.vocab_size >= 256) return;
     throw ConfigError(
         "[plan.config] {} is too small for {}, which makes 256 tokens; set model.vocab_size to 256 or more",
         said("model.vocab_size", model_.vocab_size), said("data.tokenizer", config_.data.tokenizer));

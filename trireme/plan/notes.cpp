@@ -24,7 +24,7 @@ std::vector<std::string> unused_pipeline_keys(const Config& config) {
 std::string byte_tokens_note(const Config& config) {
   constexpr int64_t kBytes = 256;
   const ModelConfig& model = config.model;
-  if (reads_images(model.family) || config.data.tokenizer != Tokenizer::kByte) return {};
+  if (reads_images(model.family) || config.data.tokenizer != kByteTokenizer) return {};
   if (!model.weights.empty()) {
     if (model.vocab_size == kBytes) return {};
     return fmt::format(

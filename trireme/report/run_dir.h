@@ -1,7 +1,8 @@
 #pragma once
 // The run directory: everything a run leaves behind, and the only thing reports read.
 // `<root>/<name>-<time>-<id>/` { manifest.json config.yaml metrics.jsonl summary.json logs/ tensorboard/
-// checkpoints/ pictures/curves.svg }, and schedule.csv of a run with pipeline.file
+// checkpoints/ pictures/curves.svg }, schedule.csv of a run with pipeline.file,
+// tokenizer.txt (its name, and the digest of its files) of one whose text is not read as bytes,
 // and of images { validation.json pictures/confusion.svg pictures/mistakes.svg } (classification_view.h).
 // Images in pictures/, and traces/pipeline.svg, are shown by report.html (trireme report), which draws curves
 // itself.

@@ -50,7 +50,9 @@ std::vector<int32_t> generate(const NextLogits& next_logits, std::vector<int32_t
         at::from_blob(tokens.data() + tokens.size() - static_cast<size_t>(seen), {1, seen}, at::kInt);
     const at::Tensor logits = known(next_logits(window.to(at::kLong)), options.vocab_size);
     const uint64_t bits = mix64(options.seed, static_cast<uint64_t>(i));
-    tokens.push_back(pick(logits, options, static_cast<double>(bits >> 11) * 0x1.0p-53));
+    const int32_t token = pick(logits, options, static_cast<double>(bits >> 11) * 0x1.0p-53);
+    if (token == options.end_token) break;
+    tokens.push_back(token);
   }
   tokens.erase(tokens.begin(), tokens.begin() + static_cast<int64_t>(prompt_size));
   return tokens;

@@ -2,6 +2,7 @@
 // Text from a model, one token at a time.
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <vector>
 
 #include "trireme/nn/language_model.h"
@@ -13,6 +14,7 @@ struct SamplingOptions {
   double temperature = 0.8;  ///< 0: always the most likely token
   int64_t top_k = 0;         ///< sample among the k most likely; 0: all
   int64_t vocab_size = 0;    ///< tokens from here on are never taken, as no tokenizer knows them; 0: all are
+  std::optional<int32_t> end_token = {};  ///< the text ends before it
   uint64_t seed = 42;
   int64_t context = 128;                ///< the model sees the last `context` tokens
   std::function<bool()> gives_up = {};  ///< asked before each token; true: no more are made

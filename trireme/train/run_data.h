@@ -8,6 +8,7 @@
 #include "trireme/base/classification.h"
 #include "trireme/data/batch.h"
 #include "trireme/data/progress.h"
+#include "trireme/data/tokenizer.h"
 #include "trireme/train/trainer.h"
 
 namespace trireme::train {
@@ -62,6 +63,8 @@ class RunData {
   virtual uint64_t digest() const = 0;
   /// The same of the held-out data; 0: there is none.
   virtual uint64_t held_out_digest() const { return 0; }
+  /// That of text; none: samples are no text.
+  virtual const data::Tokenizer* tokenizer() const { return nullptr; }
 
   // How epochs and steps fit: unless said otherwise, a step may hold the last samples of one epoch and the
   // first of the next. Of the options global_batch and runs_on count.

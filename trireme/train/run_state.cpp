@@ -26,11 +26,13 @@ namespace {
 using Json = nlohmann::json;
 
 /// Keys without which the same steps cannot go on. What a run may change, such as its ranks, policy, kernels
-/// or when it ends, is not among them; of keys for the batch counts what they make (check_batch()).
+/// or when it ends, is not among them; of keys for the batch counts what they make (check_batch()), and of
+/// the tokenizer what its files hold (check_tokenizer()).
 bool must_be_equal(const std::string& key) {
   static const std::set<std::string> keys = {
-      "seed",      "data.tokenizer",  "data.seq_len",      "data.val_fraction", "data.pad",
-      "data.flip", "data.least_area", "data.resized_crop", "data.mixup",        "optim.name"};
+      "seed",      "data.seq_len",    "data.val_fraction", "data.pad",
+      "data.flip", "data.least_area", "data.resized_crop", "data.mixup",
+      "optim.name"};
   static const std::set<std::string> free = {"model.preset", "model.dropout", "model.weights"};
   return keys.contains(key) || (key.starts_with("model.") && !free.contains(key));
 }
@@ -38,6 +40,28 @@ bool must_be_equal(const std::string& key) {
 plan::Config config_of(const Json& run, const std::string& path) {
   const std::string yaml = checkpoint::text_of(run, "config", path);
   return plan::load({.path = {}, .text = yaml, .overrides = {}}, Environment()).config;
+}
+
+/// What a checkpoint keeps of a tokenizer; null: none.
+Json to_json(const data::Tokenizer* tokenizer) {
+  if (tokenizer == nullptr) return nullptr;
+  return {{"name", tokenizer->name()}, {"digest", tokenizer->digest()}};
+}
+
+/// Ids of another tokenizer mean other text, even where there are as many of them.
+void check_tokenizer(const Parts& parts, const Json& run, const std::string& path) {
+  const data::Tokenizer* const now = parts.data->tokenizer();
+  if (now == nullptr) return;
+  const auto saved = run.find("tokenizer");
+  const bool is_saved = saved != run.end();  // not in checkpoints of old versions, which read bytes alone
+  const auto text_at = [&](const char* key) {
+    return is_saved ? checkpoint::text_of(*saved, key, path) : std::string(plan::kByteTokenizer);
+  };
+  if (text_at("digest") == now->digest()) return;
+  throw ConfigError(
+      "[train.resume] {} was written by a run with the tokenizer {}, but data.tokenizer={} is {}; set "
+      "data.tokenizer to the one before, or start a new run",
+      path, text_at("name"), parts.config.data.tokenizer, now->name());
 }
 
 void check_config(const Parts& parts, const plan::Config& then, const std::string& path) {
@@ -237,6 +261,7 @@ std::string run_state(const Parts& parts, const precision::LossScaler& scaler, c
               {"runs_on", parts.runs_on},
               {"samples", parts.data->samples()},
               {"data", hex64(parts.data->digest())},
+              {"tokenizer", to_json(parts.data->tokenizer())},
               {"ranks", parts.world->size()},
               {"mesh", parts.mesh.shape.to_string()},
               {"policy", plan::resolve_policy(config.parallel, parts.mesh.shape).label()},
@@ -262,6 +287,7 @@ const Json& SavedRun::run() const {
 
 void SavedRun::check(const Parts& parts) const {
   const plan::Config then = config_of(run(), path_);
+  check_tokenizer(parts, run(), path_);
   check_config(parts, then, path_);
   check_batch(parts, run(), then, path_);
   check_data(parts, run(), path_);

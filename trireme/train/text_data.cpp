@@ -50,6 +50,7 @@ class TextData : public RunData {
   int64_t samples() const override { return train_->size(); }
   uint64_t digest() const override { return train_->digest(); }
   uint64_t held_out_digest() const override { return val_ ? val_->digest() : 0; }
+  const data::Tokenizer* tokenizer() const override { return corpus_.tokenizer.get(); }
   Feed feed(const FeedOptions& options) const override;
   int64_t val_samples() const override { return val_ ? val_->size() : 0; }
   ValidationFeed validation(int64_t most, const FeedOptions& options) const override;

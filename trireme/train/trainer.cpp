@@ -232,15 +232,17 @@ TrainResult Trainer::finish() {
 }
 
 std::string Trainer::sample() {
-  const auto tokenizer = data::make_tokenizer(config_.data.tokenizer);
-  std::vector<int32_t> prompt = tokenizer->encode(config_.train.sample_prompt);
+  const data::Tokenizer& tokenizer = *parts_.data->tokenizer();
+  const std::vector<int32_t> prompt = tokenizer.encode(config_.train.sample_prompt);
+  if (prompt.empty()) return config_.train.sample_prompt;  // of characters that its tokenizer drops
   const auto told_to_stop = [this] { return signal_of_any_rank(options_, parts_.mesh) != 0; };
   const std::vector<int32_t> tokens = model_.generate(prompt, {.max_tokens = config_.train.sample_tokens,
-                                                               .vocab_size = tokenizer->vocab_size(),
+                                                               .vocab_size = tokenizer.vocab_size(),
+                                                               .end_token = tokenizer.end_token(),
                                                                .seed = static_cast<uint64_t>(config_.seed),
                                                                .context = config_.data.seq_len,
                                                                .gives_up = told_to_stop});
-  return config_.train.sample_prompt + tokenizer->decode(tokens);
+  return config_.train.sample_prompt + data::decode_after(tokenizer, prompt, tokens);
 }
 
 /// libgomp ends the process when it cannot make its threads, so they are made while there is memory: by an
