@@ -29,7 +29,7 @@ std::string byte_tokens_note(const Config& config) {
     if (model.vocab_size == kBytes) return {};
     return fmt::format(
         "text is read as bytes (data.tokenizer=byte), not as tokens of the vocabulary of {} that "
-        "model.weights={} were trained with",
+        "model.weights={} were trained with; data.tokenizer names theirs",
         with_commas(model.vocab_size), model.weights);
   }
   if (model.vocab_size < 2 * kBytes) return {};
