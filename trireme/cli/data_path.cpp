@@ -102,7 +102,7 @@ void settle_tokenizer(plan::ResolvedConfig& resolved, const std::string& config_
   } else if (config.model.vocab_size < loaded.vocab_size()) {
     throw ConfigError(
         "[cli.data] model.vocab_size={} ({}) is too small for data.tokenizer={}, which makes {} tokens; set "
-        "model.vocab_size to {} or more, or remove it",
+        "model.vocab_size to {} or more",
         config.model.vocab_size, origin, tokenizer, with_commas(loaded.vocab_size()), loaded.vocab_size());
   }
 }
