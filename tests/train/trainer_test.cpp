@@ -48,7 +48,7 @@ TEST_F(TrainerTest, TrainsOnTheTokensOfATokenizerAndSamplesItsText) {
   config_.model.vocab_size = 636;
   config_.train.sample_prompt = "the rowers";
   const TrainResult result = run(2);
-  EXPECT_LT(recorder_.steps.back().loss, 0.7 * recorder_.steps.front().loss);
+  EXPECT_LT(recorder_.steps.back().loss, 0.8 * recorder_.steps.front().loss);
   EXPECT_TRUE(result.summary.sample.starts_with("the rowers")) << result.summary.sample;
   EXPECT_EQ(result.summary.sample.find("\u2581"), std::string::npos) << "how the file spells a space";
 }
