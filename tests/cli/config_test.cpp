@@ -43,6 +43,15 @@ TEST(ConfigShow, TheVocabularyFollowsTheTokenizerUnlessItIsGiven) {
       resolved(front, {"--data.tokenizer=llama2.json", "--model.vocab_size=640"})["model"]["vocab_size"],
       640);
   EXPECT_EQ(resolved(front, {})["model"]["vocab_size"], 256);
+  // A preset's is enlarged where the tokens need it, with a note.
+  const auto with_preset = [&](const char* preset) {
+    return front.run({"config", "show", "--json", "--data.tokenizer=llama2.json",
+                      std::string("--model.preset=") + preset});
+  };
+  const Outcome tiny = with_preset("gpt-tiny");
+  EXPECT_EQ(tiny.json()["config"]["model"]["vocab_size"], 636);
+  EXPECT_TRUE(contains(tiny.err, "becomes 636")) << tiny.err;
+  EXPECT_EQ(with_preset("gpt2-124m").json()["config"]["model"]["vocab_size"], 50257);
 }
 
 TEST(ConfigShow, RefusesTokenizersThatAreNotThereOrTooLarge) {
@@ -58,10 +67,8 @@ TEST(ConfigShow, RefusesTokenizersThatAreNotThereOrTooLarge) {
   };
   EXPECT_TRUE(contains(refusal({"models/c.yaml"}), "models/llama2.json, beside the config file?"));
   EXPECT_TRUE(contains(refusal({"--data.tokenizer="}), "data.tokenizer is empty"));
-  for (const char* smaller : {"--model.vocab_size=300", "--model.preset=gpt-tiny"}) {
-    const std::string message = refusal({"--data.tokenizer=models/llama2.json", smaller});
-    EXPECT_TRUE(contains(message, "set model.vocab_size to 636 or more")) << message;
-  }
+  const std::string message = refusal({"--data.tokenizer=models/llama2.json", "--model.vocab_size=300"});
+  EXPECT_TRUE(contains(message, "set model.vocab_size to 636 or more")) << message;
 }
 
 TEST(ConfigShow, TakesTheKeysOfOtherTrainers) {

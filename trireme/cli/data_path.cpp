@@ -96,10 +96,16 @@ void settle_tokenizer(plan::ResolvedConfig& resolved, const std::string& config_
   const text::Tokenizer loaded = text::load_tokenizer(tokenizer);
   text::end_token(loaded);  // which must be there, to separate documents
   std::string& origin = resolved.origins.at("model.vocab_size");
-  if (origin == "default") {
+  const bool of_preset = origin.starts_with("preset"), fits = config.model.vocab_size >= loaded.vocab_size();
+  if (origin == "default" || (of_preset && !fits)) {
+    if (of_preset) {
+      resolved.notes.push_back(
+          fmt::format("model.vocab_size={} ({}) becomes {}, the tokens of data.tokenizer",
+                      config.model.vocab_size, origin, loaded.vocab_size()));
+    }
     config.model.vocab_size = loaded.vocab_size();
     origin = "derived: data.tokenizer";
-  } else if (config.model.vocab_size < loaded.vocab_size()) {
+  } else if (!fits) {
     throw ConfigError(
         "[cli.data] model.vocab_size={} ({}) is too small for data.tokenizer={}, which makes {} tokens; set "
         "model.vocab_size to {} or more",

@@ -14,9 +14,9 @@ namespace trireme::cli {
 void settle_data_path(plan::Config& config, const std::string& config_file);
 
 /// Where data.tokenizer is a file or folder, makes it absolute likewise; model.vocab_size follows it unless
-/// somebody, or a preset, has given one. Throws ConfigError where there is no tokenizer that trains
-/// (data::make_tokenizer()), or the model has fewer rows than it has tokens, and DataError and
-/// EnvironmentError where its files cannot be read.
+/// somebody has given one, or a preset one that is large enough. Throws ConfigError where there is no
+/// tokenizer that trains (data::make_tokenizer()), or the model has fewer rows than it has tokens, and
+/// DataError and EnvironmentError where its files cannot be read.
 void settle_tokenizer(plan::ResolvedConfig& resolved, const std::string& config_file);
 
 /// Throws EnvironmentError where the data of `config` has to be prepared in the cache folder, and nothing can
