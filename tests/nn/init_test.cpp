@@ -28,7 +28,7 @@ plan::Shape shape_of(const plan::ModelConfig& config, const std::string& name) {
 
 /// Elements of a parameter of a GPT-2 at whose width the deviation of matrices is 0.02.
 Values values(const std::string& name, int64_t first, size_t count, uint64_t seed = 1) {
-  const plan::ModelConfig config{.n_layers = 8, .d_model = 1000};
+  const plan::ModelConfig config{.n_layers = 8, .d_model = 1000, .max_seq_len = 8};
   at::Tensor out = at::empty({static_cast<int64_t>(count)});
   const plan::Range range{first, first + static_cast<int64_t>(count)};
   InitialWeights(config, seed)(name, plan::Region::flat(shape_of(config, name), range), out);
@@ -60,6 +60,14 @@ TEST(Init, AnyBoxOfAParameterEqualsThatBoxOfTheWhole) {
   const at::Tensor expected =
       whole.view(shape).narrow(0, 3, 7).narrow(1, 8, 16).reshape({-1}).slice(0, 5, 100);
   EXPECT_TRUE(at::equal(part, expected));
+}
+
+TEST(Init, RefusesARegionThatIsNoPartOfTheParameter) {
+  const InitialWeights initial(plan::ModelConfig{.n_layers = 2, .d_model = 24}, 5);
+  at::Tensor out = at::empty({4});
+  EXPECT_THROW(initial("transformer.h.1.mlp.c_fc.weight", plan::Region::box({0, 95}, {2, 2}), out),
+               LogicError);
+  EXPECT_THROW(initial("transformer.h.1.ln_1.weight", plan::Region::box({0, 0}, {2, 2}), out), LogicError);
 }
 
 TEST(Init, DependsOnSeedAndName) {

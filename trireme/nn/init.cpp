@@ -11,13 +11,16 @@ namespace trireme::nn {
 
 void initial_values(const plan::ParamSpec& param, uint64_t seed, const plan::Region& region,
                     at::Tensor& out) {
+  const plan::Shape& whole = param.part.whole_of(param.shape);
+  const std::string misfit = plan::misfit(region, whole);
+  TRIREME_CHECK(misfit.empty(), "[nn.init] parameter {}: {}", param.name, misfit);
   const auto& [mean, deviation] = param.initial;
   if (deviation == 0.0) {
     out.fill_(mean);
     return;
   }
   const uint64_t key = xxh3(param.name, seed);
-  for (plan::RunCursor cursor(param.part.whole_of(param.shape), region); !cursor.done(); cursor.next()) {
+  for (plan::RunCursor cursor(whole, region); !cursor.done(); cursor.next()) {
     const plan::Run& run = cursor.run();
     at::Tensor part = out.narrow(0, run.local, run.length);
     kernels::fill_normal(part, key, run.begin, deviation);
