@@ -1,6 +1,6 @@
 #pragma once
-// Tokens that are found in a text before it is cut into words: special ones as <s>, and those that users
-// added.
+// Tokens that are found in a text before it is cut into words: special ones, such as the one that ends a
+// document, and those that users added.
 #include <array>
 #include <cstdint>
 #include <functional>
