@@ -95,6 +95,8 @@ void settle_tokenizer(plan::ResolvedConfig& resolved, const std::string& config_
   tokenizer = path.string();
   const text::Tokenizer loaded = text::load_tokenizer(tokenizer);
   text::end_token(loaded);  // which must be there, to separate documents
+  std::vector<int32_t> ids;
+  text::Encoder(loaded).encode("a", ids);  // refuses what this build has no library for, before ranks start
   std::string& origin = resolved.origins.at("model.vocab_size");
   const bool of_preset = origin.starts_with("preset"), fits = config.model.vocab_size >= loaded.vocab_size();
   if (origin == "default" || (of_preset && !fits)) {
