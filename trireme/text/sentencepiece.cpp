@@ -35,18 +35,43 @@ struct SentencePieceFile {
   bool escape_whitespaces = true;
 };
 
+using protozero::pbf_wire_type;
+
+/// The message, whose field has this type: protozero leaves it to its users to see that. Throws
+/// protozero::exception for another one.
+protozero::pbf_reader& expect(protozero::pbf_reader& message, pbf_wire_type type) {
+  if (!message.has_wire_type(type)) throw protozero::unknown_pbf_wire_type_exception();
+  return message;
+}
+
+std::string bytes_of(protozero::pbf_reader& message) {
+  return expect(message, pbf_wire_type::length_delimited).get_bytes();
+}
+
+protozero::pbf_reader message_of(protozero::pbf_reader& message) {
+  return expect(message, pbf_wire_type::length_delimited).get_message();
+}
+
+float float_of(protozero::pbf_reader& message) {
+  return expect(message, pbf_wire_type::fixed32).get_float();
+}
+
+int32_t number_of(protozero::pbf_reader& message) {
+  return expect(message, pbf_wire_type::varint).get_int32();
+}
+
 SentencePiece piece_from(protozero::pbf_reader message) {
   SentencePiece piece;
   while (message.next()) {
     switch (message.tag()) {
       case 1:
-        piece.text = message.get_string();
+        piece.text = bytes_of(message);
         break;
       case 2:
-        piece.score = message.get_float();
+        piece.score = float_of(message);
         break;
       case 3:
-        piece.type = static_cast<PieceType>(message.get_enum());
+        piece.type = static_cast<PieceType>(number_of(message));
         break;
       default:
         message.skip();
@@ -59,16 +84,16 @@ void read_trainer(protozero::pbf_reader message, SentencePieceFile& file) {
   while (message.next()) {
     switch (message.tag()) {
       case 3:
-        file.type = static_cast<ModelType>(message.get_enum());
+        file.type = static_cast<ModelType>(number_of(message));
         break;
       case 24:
-        file.spaces_are_suffixes = message.get_bool();
+        file.spaces_are_suffixes = number_of(message) != 0;
         break;
       case 35:
-        file.byte_fallback = message.get_bool();
+        file.byte_fallback = number_of(message) != 0;
         break;
       case 44:
-        file.unknown_surface = message.get_string();
+        file.unknown_surface = bytes_of(message);
         break;
       default:
         message.skip();
@@ -80,16 +105,16 @@ void read_normalizer(protozero::pbf_reader message, SentencePieceFile& file) {
   while (message.next()) {
     switch (message.tag()) {
       case 2:
-        file.charsmap = message.get_bytes();
+        file.charsmap = bytes_of(message);
         break;
       case 3:
-        file.add_dummy_prefix = message.get_bool();
+        file.add_dummy_prefix = number_of(message) != 0;
         break;
       case 4:
-        file.remove_extra_whitespaces = message.get_bool();
+        file.remove_extra_whitespaces = number_of(message) != 0;
         break;
       case 5:
-        file.escape_whitespaces = message.get_bool();
+        file.escape_whitespaces = number_of(message) != 0;
         break;
       default:
         message.skip();
@@ -105,13 +130,13 @@ SentencePieceFile read_sentencepiece(const std::string& path) {
     while (message.next()) {
       switch (message.tag()) {
         case 1:
-          file.pieces.push_back(piece_from(message.get_message()));
+          file.pieces.push_back(piece_from(message_of(message)));
           break;
         case 2:
-          read_trainer(message.get_message(), file);
+          read_trainer(message_of(message), file);
           break;
         case 3:
-          read_normalizer(message.get_message(), file);
+          read_normalizer(message_of(message), file);
           break;
         default:
           message.skip();
