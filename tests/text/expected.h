@@ -1,5 +1,6 @@
 #pragma once
-// What Python's `tokenizers` made of texts, written by make_fixtures.py, and the comparison with ours.
+// The ids that Python's `tokenizers` made of texts, written by make_fixtures.py, and the comparison with
+// ours.
 #include <string>
 #include <vector>
 
@@ -16,7 +17,7 @@ std::string file_of(const std::string& folder, const std::string& name);
 
 /// Fails the running test where ids or decoded texts of the tokenizer `name` are not the expected ones.
 void compare_texts(const std::string& folder, const std::string& name);
-/// The same for each code point alone, where the expectations have it.
+/// The ids of each code point alone, where the expectations have it.
 void compare_code_points(const std::string& folder, const std::string& name);
 
 /// compare_texts() for all tokenizers that make_fixtures.py makes now, with these options of it. Skips the

@@ -67,7 +67,7 @@ void add_config_file(CLI::App& verb, std::string& path);
 /// --gpu, for plans of machines that are elsewhere.
 CLI::Option* add_planned_gpu(CLI::App& verb, std::string& gpu);
 
-/// What a command line says about DeepSpeed's file.
+/// The words of a command line about DeepSpeed's file.
 struct DeepSpeedOptions {
   std::string config;  ///< behind --deepspeed_config
   std::string word;    ///< behind --deepspeed, which may stand alone

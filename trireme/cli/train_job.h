@@ -54,7 +54,7 @@ std::string runs_root(const TrainJob& job, const Front& front);
 /// Resolves config, device and data path, and plans. Throws ConfigError.
 PreparedJob prepare_train_job(const TrainJob& job, const Front& front);
 
-/// The same for a run that is only planned: GPUs may be others than this machine's, as many as there are
+/// Prepares a run that is only planned: GPUs may be others than this machine's, as many as there are
 /// ranks (-n, else one). `gpu`: their kind (plan::gpu_bytes()); empty: this machine's, or unknown ones if the
 /// config asks for them and it has none. A note says for which GPUs the plan is.
 PreparedJob plan_train_job(const TrainJob& job, const Front& front, const std::string& gpu);

@@ -235,7 +235,7 @@ class FlatUnit {
   /// Where parameter `index` has its values as the module sees them, if they have memory.
   at::Tensor place_of(size_t index) const;
   bool has_values(size_t index) const { return has_storage(full_params_) || (fp8_ && fp8_->is_whole(index)); }
-  /// What a collective of a step works on, in words; ranks compare them where they share memory.
+  /// The subject of a collective of a step, in words; ranks compare them where they share memory.
   std::string subject() const { return name_ + shared_.remark; }
   bool in_bytes(Whole form) const { return fp8_ && form == Whole::kAsUsed && shared_.in_fp8(); }
   at::Tensor kept_shard(bool in_bytes) const;

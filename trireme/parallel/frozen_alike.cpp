@@ -82,7 +82,7 @@ std::vector<std::string> FrozenAlike::names() const {
   return all;
 }
 
-/// Of many parameters the first and the last, so that ranks whose changes differ most often say so.
+/// The first and the last of many parameters, so that ranks whose changes differ most often say so.
 std::string FrozenAlike::change(const Flags& before, const Flags& now) const {
   const std::string old = bytes_of(before), fresh = bytes_of(now);
   const std::vector<std::string> all = names();

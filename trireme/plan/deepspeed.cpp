@@ -1,4 +1,4 @@
-// What DeepSpeed's keys become: each by its row of the table, and those that depend on each other together.
+// Translates DeepSpeed's keys: each by its row of the table, and those that depend on each other together.
 #include "trireme/plan/deepspeed.h"
 
 #include <algorithm>
@@ -367,7 +367,7 @@ class Translation {
     }
   }
 
-  /// Of a setting of the file, else `otherwise`.
+  /// The value of a setting of the file, else `otherwise`.
   std::string text_of(const std::string& key, std::string otherwise) const {
     const auto found = std::ranges::find(result_.settings, key, &DeepSpeedSetting::key);
     return found == result_.settings.end() ? std::move(otherwise) : found->value;

@@ -30,9 +30,9 @@ struct DeepSpeedConfig {
   std::vector<std::string> notes = {};          ///< on the keys that are no setting, and on differences
 };
 
-/// What `file` says, for a run whose other sources make `ours`. Its "auto" and null keep our values. Throws
-/// ConfigError for text that is not JSON (with line and column; comments are no error), and for keys and
-/// values that are refused: "[plan.deepspeed] FILE: key = value: what is wrong; the fix".
+/// The settings of `file`, for a run whose other sources make `ours`. Its "auto" and null keep our values.
+/// Throws ConfigError for text that is not JSON (with line and column; comments are no error), and for keys
+/// and values that are refused: "[plan.deepspeed] FILE: key = value: what is wrong; the fix".
 DeepSpeedConfig read_deepspeed(const DeepSpeedFile& file, const Config& ours);
 
 /// load() with `file` between the YAML file and the environment. Its notes come with those of the others.

@@ -9,7 +9,7 @@
 
 namespace trireme::plan {
 
-/// What a key's value may be, beside "auto" and null.
+/// The type that a key's value may have, beside "auto" and null.
 enum class DeepSpeedType { kFlag, kWhole, kNumber, kNumbers, kWord, kAny };
 
 enum class DeepSpeedEffect {

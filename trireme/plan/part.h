@@ -1,7 +1,7 @@
 #pragma once
-// What a rank holds of a parameter: a box of it, or all. Checkpoints, initial values and digests know the
-// whole parameter; flat buffers, gradients and kernels the box. The vocabulary of a head that is spread over
-// a pipeline is cut so.
+// The part of a parameter that a rank holds: a box of it, or all. Checkpoints, initial values and digests
+// know the whole parameter; flat buffers, gradients and kernels the box. The vocabulary of a head that is
+// spread over a pipeline is cut so.
 #include <cstdint>
 
 #include "trireme/plan/region.h"

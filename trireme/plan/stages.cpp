@@ -53,7 +53,7 @@ bool is_attention(const StagePart& part) {
   return part.name.ends_with(kAttentionHalf);
 }
 
-/// The same parameter in another stage.
+/// A copy of the parameter for another stage, which neither saves nor counts it.
 ParamSpec copy_of(ParamSpec param) {
   param.part.copy = 1;
   return param;

@@ -77,7 +77,7 @@ std::vector<Part> TokenFinder::split(std::string_view text) const {
 }
 
 AddedTokens::AddedTokens(std::vector<AddedToken> tokens, const Normalizer& normalizer) {
-  // Of two tokens that look alike, a special one counts.
+  // Where two tokens look alike, the special one counts.
   std::stable_partition(tokens.begin(), tokens.end(), [](const AddedToken& token) { return token.special; });
   for (const AddedToken& token : tokens) {
     if (!token.in_text) {

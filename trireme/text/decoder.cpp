@@ -88,7 +88,7 @@ std::string clean_up(std::string text) {
   return text;
 }
 
-/// What `change(token, i)` makes of each token.
+/// The tokens after `change(token, i)`.
 template <typename Change>
 Tokens each(Tokens tokens, Change change) {
   for (size_t i = 0; i < tokens.size(); ++i) tokens[i] = change(tokens[i], i);

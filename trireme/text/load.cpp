@@ -13,7 +13,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// Of GPT-2 and Qwen; Llama 2 and Mistral; Llama 3; Gemma.
+/// The end tokens of GPT-2 and Qwen; Llama 2 and Mistral; Llama 3; Gemma.
 constexpr auto kEndTokens =
     std::to_array<std::string_view>({"<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>"});
 

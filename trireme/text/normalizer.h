@@ -1,5 +1,5 @@
 #pragma once
-// What is done to a text before it is cut into words: a list of steps, each from text to text.
+// Normalizers change a text before it is cut into words: a list of steps, each from text to text.
 #include <memory>
 #include <string>
 #include <string_view>

@@ -12,7 +12,7 @@ const char* const kGpt2Pattern =
 
 namespace {
 
-/// What `change(word, is_first)` makes of the words, one text with them again.
+/// The words after `change(word, is_first)`, as one text again.
 template <typename Change>
 void change_words(Pieces& pieces, Change change) {
   Pieces changed{.text = {}, .words = {}, .starts_input = pieces.starts_input};

@@ -49,7 +49,7 @@ pcre2_code_8* compile(std::string_view pattern) {
   return code;
 }
 
-/// What a thread needs to match, whatever the pattern.
+/// Memory that a thread needs to match, whatever the pattern.
 class Workspace {
  public:
   Workspace()

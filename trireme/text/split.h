@@ -11,7 +11,7 @@
 
 namespace trireme::text {
 
-/// What becomes of a match, in the names of `tokenizers`.
+/// The treatment of a match, in the names of `tokenizers`.
 enum class SplitBehavior { kRemoved, kIsolated, kMergedWithPrevious, kMergedWithNext, kContiguous };
 
 using IsDelimiter = bool (*)(uint32_t code);

@@ -20,7 +20,7 @@
 
 namespace trireme::text {
 
-/// What a tokenizer is made of; each file format fills these.
+/// The parts of a tokenizer; each file format fills these.
 struct TokenizerParts {
   std::string name;  ///< for messages: the path that it was read from
   Normalizer normalizer;
@@ -58,7 +58,7 @@ class Tokenizer {
   TokenizerParts parts_;
 };
 
-/// What one thread needs to encode many texts: it remembers words, in about 4 MiB.
+/// Encodes many texts in one thread: it remembers words, in about 4 MiB.
 class Encoder {
  public:
   /// `tokenizer` must outlive the encoder.

@@ -30,7 +30,7 @@ Unigram::Unigram(const Pieces& pieces, const Options& options, const std::string
     if (is_in_text(scores_.size())) least = std::min(least, score);
     scores_.push_back(score);
   }
-  // Of equal tokens the last one counts, and a trie keeps the first that it is given.
+  // The last one of equal tokens counts, and a trie keeps the first that it is given.
   for (size_t id = pieces.size(); id-- > 0;) {
     if (is_in_text(id)) trie_.insert(pieces[id].first, static_cast<int32_t>(id));
   }

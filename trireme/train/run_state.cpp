@@ -42,7 +42,7 @@ plan::Config config_of(const Json& run, const std::string& path) {
   return plan::load({.path = {}, .text = yaml, .overrides = {}}, Environment()).config;
 }
 
-/// What a checkpoint keeps of a tokenizer; null: none.
+/// The name and digest of a tokenizer, as a checkpoint keeps them; null: images have none.
 Json to_json(const data::Tokenizer* tokenizer) {
   if (tokenizer == nullptr) return nullptr;
   return {{"name", tokenizer->name()}, {"digest", tokenizer->digest()}};

@@ -35,7 +35,7 @@ class StagedModel : public TrainedModel {
   parallel::Pipeline& pipeline() { return *pipeline_; }
 
  private:
-  /// What a stage saves of a tensor.
+  /// The part of a tensor that a stage saves.
   struct Saved {
     int64_t stage;
     plan::Shape shape;  ///< of what it has
