@@ -228,6 +228,20 @@ TEST(Collectives, EmptyTensorsPassThroughEverything) {
   });
 }
 
+TEST(Collectives, ASingleElementMayHaveAnyStride) {
+  for_world_sizes([](std::shared_ptr<World> world) {
+    const auto group = everyone(*world);
+    const at::Tensor one = at::arange(6, at::kFloat).view({3, 2}).slice(0, 1, 2).slice(1, 0, 1).view({1});
+    const at::Tensor strided = at::arange(6, at::kFloat).slice(0, 2, 4, 2);
+    ASSERT_EQ(strided.stride(0), 2);
+    for (const at::Tensor& input : {one, strided}) {
+      at::Tensor output = at::empty({group->size()});
+      group->all_gather(output, input);
+      EXPECT_TRUE(at::equal(output, at::full({group->size()}, 2.0)));
+    }
+  });
+}
+
 TEST(Collectives, GatherScalarsKeepsEveryBitOfAWordInHalves) {
   for_world_sizes([](std::shared_ptr<World> world) {
     const auto group = everyone(*world);

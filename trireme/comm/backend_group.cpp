@@ -32,9 +32,10 @@ constexpr int64_t kMaxExchanged = 512;
 constexpr int64_t kSubjectsRemembered = 1024;
 constexpr int kTag = 0;  // messages between two ranks arrive in the order in which they were sent
 
-/// A view of the tensor as bytes, without autograd: backends refuse some dtypes.
+/// A view of the tensor as bytes, without autograd: backends refuse some dtypes. A single element counts as
+/// contiguous whatever its stride is, but cannot be viewed as bytes with any.
 at::Tensor bytes_of(const at::Tensor& tensor) {
-  return tensor.detach().view({-1}).view(at::kByte);
+  return tensor.detach().as_strided({tensor.numel()}, {1}).view(at::kByte);
 }
 
 constexpr const char* kLate = "passed its deadline";
