@@ -14,7 +14,7 @@ import sys
 
 # Folders of trireme/ whose sources are compiled together.
 BATCHED = ("base text plan report launch checkpoint".split(),
-           "checkpoint kernels comm nn data optim memory precision parallel train bench".split(), ["cli"])
+           "checkpoint kernels comm tensor nn data optim memory precision parallel train bench".split(), ["cli"])
 
 # Programs of tests.
 PROGRAM = re.compile(r"trireme_test\(NAME \w+ LABEL \w+([^)]*)\)")

@@ -21,8 +21,8 @@ rooms=("$@")
 rooms_below() {
   case " ${rooms[*]} " in
     *' parallel '* | *' train '*)
-      echo 'base;text;plan;report;launch;kernels;comm;nn;data;optim;checkpoint;memory;precision;parallel;train' ;;
-    *) echo 'base;text;plan;report;launch;kernels;comm;data' ;;
+      echo 'base;text;plan;report;launch;kernels;comm;tensor;nn;data;optim;checkpoint;memory;precision;parallel;train' ;;
+    *) echo 'base;text;plan;report;launch;kernels;comm;tensor;data' ;;
   esac
 }
 
