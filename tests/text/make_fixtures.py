@@ -2,9 +2,9 @@
 """Trains tokenizers with Python's `tokenizers`, each with other components, and writes them with what they make of texts:
 tests/text compares ours with that. Needs: pip install tokenizers sentencepiece protobuf.
 
-In the folder: texts.json, and for each tokenizer NAME.json or NAME.model and NAME.expected.json: ids with and without special tokens and
-the decoded text of each text, and checksums over all code points. Trainers there break ties at random, so that two runs write
-other vocabularies.
+In the folder: texts.json; learned.json, texts with the merges that BPE learns from them; and for each tokenizer NAME.json or
+NAME.model and NAME.expected.json: ids with and without special tokens and the decoded text of each text, and checksums over all
+code points. Most trainers there break ties at random, so that two runs write other vocabularies.
 """
 import argparse
 import base64
@@ -292,6 +292,22 @@ def expected(tokenizer, texts, special):
     }
 
 
+def learned():
+    """What BpeTrainer learns over bytes, as far as the texts go and less far."""
+    texts = [*SENTENCES, *random_texts(60, 12, seed=3), "ab abc abcabc bcabc " * 3 + "aaaa aaaaa aaaaaaa"]
+    runs = []
+    for vocab, specials in (400, ["<|endoftext|>"]), (900, ["</s>", "<pad>", "<|x|>"]), (100000, []):
+        trainer = trainers.BpeTrainer(vocab_size=vocab, special_tokens=specials, show_progress=False,
+                                      initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
+        tokenizer = Tokenizer(models.BPE())
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        tokenizer.train_from_iterator(texts, trainer)
+        model = json.loads(tokenizer.to_str())["model"]
+        vocabulary = sorted(model["vocab"], key=model["vocab"].get)
+        runs.append({"vocab_size": vocab, "special": specials, "tokens": vocabulary, "merges": model["merges"]})
+    return {"texts": texts, "runs": runs}
+
+
 def dump(path, value):
     path.write_text(json.dumps(value, ensure_ascii=True, separators=(",", ":")))
 
@@ -303,12 +319,15 @@ def main():
     parser.add_argument("--length", type=int, default=10, help="parts of a random text")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--no-code-points", action="store_true")
-    parser.add_argument("--only", choices=[*TOKENIZERS, *SENTENCEPIECES])
+    parser.add_argument("--only", choices=["learned", *TOKENIZERS, *SENTENCEPIECES])
     options = parser.parse_args()
     options.output.mkdir(parents=True, exist_ok=True)
     texts = ["", " ", "  ", "a", *SENTENCES, *random_texts(options.texts, options.length, options.seed)]
     dump(options.output / "texts.json", {"texts": texts, "invalid": [data.hex() for data in INVALID]})
     texts += [data.decode(errors="replace") for data in INVALID]
+    if options.only in (None, "learned"):
+        dump(options.output / "learned.json", learned())
+
     def write(name, tokenizer, special):
         result = expected(tokenizer, texts, special)
         if not options.no_code_points:

@@ -1,5 +1,6 @@
 #include "trireme/text/load.h"
 
+#include <algorithm>
 #include <array>
 #include <filesystem>
 
@@ -69,6 +70,10 @@ std::string tokenizer_name(const std::string& path, const std::string& digest) {
   const fs::path given = path;
   const fs::path last = given.has_filename() ? given.filename() : given.parent_path().filename();
   return fmt::format("{} ({})", last.string(), digest);
+}
+
+bool ends_documents(std::string_view token) {
+  return std::ranges::find(kEndTokens, token) != kEndTokens.end();
 }
 
 int32_t end_token(const Tokenizer& tokenizer) {

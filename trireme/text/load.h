@@ -27,6 +27,9 @@ std::string tokenizer_name(const std::string& path, const std::string& digest);
 /// names. Throws ConfigError where there is none of them.
 int32_t end_token(const Tokenizer& tokenizer);
 
+/// Whether a special token with this text is taken for the one that ends a document.
+bool ends_documents(std::string_view token);
+
 /// From a tokenizer.json.
 Tokenizer tokenizer_from_json(const std::string& path);
 
