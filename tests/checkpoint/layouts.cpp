@@ -1,5 +1,7 @@
 #include "tests/checkpoint/layouts.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cstring>
 

@@ -43,6 +43,7 @@ const std::vector<ConfigVerb>& config_verbs() {
         "precision.reduce", "precision.accumulate", "memory.", "comm."},
        {"model.weights", "parallel.bucket_mib", "parallel.pp"}},
       {"config show"},
+      {"data inspect", {"data.tokenizer", "data.seq_len"}},
       {"pipeline stages"},
       {"plan step"},
       {"lab", {"device", "seed", "comm.timeout_s", "comm.peer_memory", "comm.gather"}}};

@@ -1,4 +1,4 @@
-// trireme data: image sets, got, made and looked at.
+// trireme data: image sets, got, made and looked at, and tokenizers of texts.
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
@@ -179,11 +179,13 @@ void add_info(CLI::App& data, Front& front) {
 }  // namespace
 
 void add_data(CLI::App& app, Front& front) {
-  CLI::App* data = app.add_subcommand("data", "Download, make and inspect image data sets");
+  CLI::App* data = app.add_subcommand("data", "Download, make and inspect data sets, and train tokenizers");
   data->require_subcommand(1);
   add_get(*data, front);
   add_make(*data, front);
   add_info(*data, front);
+  add_data_inspect(*data, front);
+  add_data_train_tokenizer(*data, front);
 }
 
 }  // namespace trireme::cli

@@ -50,6 +50,8 @@ void add_bench_pipeline(CLI::App& bench, Front& front);
 void add_bench_speed(CLI::App& bench, Front& front);
 void add_ckpt(CLI::App& app, Front& front);
 void add_data(CLI::App& app, Front& front);
+void add_data_inspect(CLI::App& data, Front& front);
+void add_data_train_tokenizer(CLI::App& data, Front& front);
 void add_doctor(CLI::App& app, Front& front);
 void add_plan(CLI::App& app, Front& front);
 void add_plan_step(CLI::App& plan, Front& front);

@@ -1,4 +1,5 @@
 #include "trireme/cli/train_attempts.h"
+#include "trireme/cli/words.h"
 
 #include <algorithm>
 #include <chrono>
@@ -47,10 +48,6 @@ Saved saved_in(const report::RunDirectory& directory) {
 std::string cause_of(const launch::JobEnd& end) {
   if (end.cause) return launch::cause_in_words(end);
   return end.code == 0 ? "" : fmt::format("ended with code {}{}", end.code, launch::meaning(end.code));
-}
-
-std::string counted(int64_t count, const char* thing) {
-  return fmt::format("{} {}{}", count, thing, count == 1 ? "" : "s");
 }
 
 /// "attempt 2: rank 1 (pid 12) was killed by signal 9 (SIGKILL) after step 17".

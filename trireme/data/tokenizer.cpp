@@ -15,6 +15,9 @@ class ByteTokenizer final : public Tokenizer {
   int64_t vocab_size() const override { return 256; }
   int32_t document_separator() const override { return 0; }
   std::optional<int32_t> end_token() const override { return std::nullopt; }
+  bool is_special(int32_t) const override { return false; }
+  std::string special_text(int32_t) const override { return {}; }
+  std::optional<int32_t> unknown_token() const override { return std::nullopt; }
   bool cuts_anywhere() const override { return true; }
 
   std::vector<int32_t> encode(std::string_view text) const override {
@@ -52,6 +55,11 @@ class FileTokenizer final : public Tokenizer {
   int64_t vocab_size() const override { return tokenizer_.vocab_size(); }
   int32_t document_separator() const override { return end_; }
   std::optional<int32_t> end_token() const override { return end_; }
+  bool is_special(int32_t id) const override { return tokenizer_.is_special(id); }
+  std::string special_text(int32_t id) const override {
+    return std::string(tokenizer_.added_token(id).value_or(""));
+  }
+  std::optional<int32_t> unknown_token() const override { return tokenizer_.unknown_token(); }
   bool cuts_anywhere() const override { return false; }
 
   std::vector<int32_t> encode(std::string_view text) const override {

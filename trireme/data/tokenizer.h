@@ -23,6 +23,12 @@ class Tokenizer {
   virtual int32_t document_separator() const = 0;
   /// The token that ends a text which is generated, if one does.
   virtual std::optional<int32_t> end_token() const = 0;
+  /// Whether decode() leaves the token out.
+  virtual bool is_special(int32_t id) const = 0;
+  /// The text that stands for a special token.
+  virtual std::string special_text(int32_t id) const = 0;
+  /// The token for what no other token spells, if there is one.
+  virtual std::optional<int32_t> unknown_token() const = 0;
   /// Whether the ids of a text are those of its parts one after another, wherever it is cut.
   virtual bool cuts_anywhere() const = 0;
   virtual std::vector<int32_t> encode(std::string_view text) const = 0;

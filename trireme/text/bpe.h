@@ -40,6 +40,7 @@ class Bpe {
                        BpeOptions options, const std::string& where);
 
   const Vocabulary& vocabulary() const { return vocabulary_; }
+  std::optional<int32_t> unknown_token() const { return unknown_; }
 
   /// Whether take_bytes() changes nothing but the form of the words.
   bool can_take_bytes() const;

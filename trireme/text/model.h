@@ -8,7 +8,7 @@
 
 namespace trireme::text {
 
-/// From the words of a text to tokens: each has vocabulary() and encode(word, ids).
+/// From the words of a text to tokens: each has vocabulary(), unknown_token() and encode(word, ids).
 using Model = std::variant<Bpe, Unigram, WordPiece, WordLevel>;
 
 /// A "model" in tokenizer.json. Throws ConfigError naming a type that there is not, and DataError for what is

@@ -43,6 +43,15 @@ std::optional<int32_t> Tokenizer::find_special(std::string_view token) const {
   return parts_.added.is_special(token) ? parts_.added.find(token) : std::nullopt;
 }
 
+bool Tokenizer::is_special(int32_t id) const {
+  const auto content = parts_.added.content(id);
+  return content && parts_.added.is_special(*content);
+}
+
+std::optional<int32_t> Tokenizer::unknown_token() const {
+  return std::visit([](const auto& kind) { return kind.unknown_token(); }, parts_.model);
+}
+
 std::vector<int32_t> Tokenizer::encode(std::string_view text, bool special) const {
   std::vector<int32_t> ids;
   Encoder(*this, nullptr).encode(text, ids);

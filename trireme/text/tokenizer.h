@@ -43,6 +43,11 @@ class Tokenizer {
   std::optional<int32_t> find(std::string_view token) const;
   /// The special token with this text.
   std::optional<int32_t> find_special(std::string_view token) const;
+  bool is_special(int32_t id) const;
+  /// The content of a token that was added, such as a special one; nothing for another one.
+  std::optional<std::string_view> added_token(int32_t id) const { return parts_.added.content(id); }
+  /// The token for what no other token spells, where the model has one.
+  std::optional<int32_t> unknown_token() const;
 
   /// The ids of `text`; bytes that are no UTF-8 count as U+FFFD. `special` puts special tokens around, as the
   /// file says. Truncation and padding that a file may ask for are for batches, and not done. An Encoder is

@@ -28,6 +28,7 @@ class Unigram {
   Unigram(const Pieces& pieces, const Options& options, const std::string& where);
 
   const Vocabulary& vocabulary() const { return vocabulary_; }
+  std::optional<int32_t> unknown_token() const { return unknown_; }
 
   /// Appends the tokens of `word`, which is well-formed UTF-8. Neighbouring unknown characters are one token.
   /// Throws DataError for an unknown character where there is no unknown token.

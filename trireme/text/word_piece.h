@@ -22,6 +22,7 @@ class WordPiece {
   WordPiece(Vocabulary vocabulary, Options options, const std::string& where);
 
   const Vocabulary& vocabulary() const { return vocabulary_; }
+  std::optional<int32_t> unknown_token() const { return unknown_; }
   /// Appends the tokens of `word`, which is well-formed UTF-8.
   void encode(std::string_view word, std::vector<int32_t>& ids) const;
 
@@ -40,6 +41,7 @@ class WordLevel {
   WordLevel(Vocabulary vocabulary, std::string_view unknown, const std::string& where);
 
   const Vocabulary& vocabulary() const { return vocabulary_; }
+  std::optional<int32_t> unknown_token() const { return unknown_; }
   void encode(std::string_view word, std::vector<int32_t>& ids) const;
 
  private:

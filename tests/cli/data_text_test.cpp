@@ -1,0 +1,159 @@
+// Commands about text: a tokenizer is learned, and what it makes of a text is shown.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <filesystem>
+
+#include "tests/cli/front_process.h"
+#include "trireme/base/file.h"
+
+namespace trireme::cli {
+namespace {
+
+namespace fs = std::filesystem;
+
+class DataText : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    std::string text;
+    for (int i = 0; i < 200; ++i)
+      text += "The cat number " + std::to_string(i * 37) + " sat on a mat, didn't it?\n";
+    write_file_atomic(front_.file("a.txt"), text);
+    make_directories(front_.file("more"));
+    write_file_atomic(front_.file("more/b.txt"), "Dogs.\n<|endoftext|>\nMore dogs.\n<|endoftext|>\n");
+  }
+
+  FrontProcess front_;
+};
+
+using TrainTokenizer = DataText;
+
+TEST_F(TrainTokenizer, WritesOneThatTrainingTakes) {
+  const Outcome outcome = front_.run({"data", "train-tokenizer", "a.txt", "more", "--vocab", "300"});
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_TRUE(outcome.out.starts_with("tokenizer.json: 300 tokens, 43 of them merged, ")) << outcome.out;
+  EXPECT_TRUE(contains(outcome.err, "2 files, ")) << outcome.err;
+  const Outcome config = front_.run({"config", "show", "--data.tokenizer=tokenizer.json", "--json"});
+  EXPECT_EQ(config.json()["config"]["model"]["vocab_size"], 300) << config.err;
+}
+
+TEST_F(TrainTokenizer, IsTheSameOnAnyNumberOfThreads) {
+  for (const char* threads : {"1", "2", "5"}) {
+    const Outcome outcome = front_.run({"data", "train-tokenizer", "a.txt", "--vocab=300", "--threads",
+                                        threads, "--out", std::string("t") + threads});
+    ASSERT_EQ(outcome.code, 0) << outcome.err;
+  }
+  EXPECT_EQ(read_file(front_.file("t1")), read_file(front_.file("t2")));
+  EXPECT_EQ(read_file(front_.file("t1")), read_file(front_.file("t5")));
+}
+
+TEST_F(TrainTokenizer, TellsInJsonWhatItLearned) {
+  const Outcome outcome = front_.run({"data", "train-tokenizer", "a.txt", "more", "--vocab=290", "--special",
+                                      "<pad>", "--special", "</s>", "--out", "new/folder/t.json", "--json"});
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  const auto json = outcome.json();
+  EXPECT_EQ(json["path"], "new/folder/t.json");
+  EXPECT_EQ(json["vocab_size"], 290);
+  EXPECT_EQ(json["merges"], 32);
+  EXPECT_EQ(json["special"], (Words{"<pad>", "</s>"}));
+  EXPECT_EQ(json["files"], 2);
+  EXPECT_GT(json["bytes_per_token"], 1.0);
+  EXPECT_TRUE(fs::exists(front_.file("new/folder/t.json")));
+}
+
+TEST_F(TrainTokenizer, LinesThatEndDocumentsTeachNothing) {
+  const Outcome outcome = front_.run({"data", "train-tokenizer", "more", "--vocab=2000", "--json"});
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_EQ(outcome.json()["words"], 7);  // "Dogs", ".", "\n", "More", " dogs", ".", "\n"
+  EXPECT_TRUE(contains(outcome.err, "no more than 8 merges, so there are 265 tokens instead of 2,000"))
+      << outcome.err;
+}
+
+TEST_F(TrainTokenizer, TakesBytesThatAreNoText) {
+  write_file_atomic(front_.file("binary"), std::string("\xff\xfe\0abc abc \x80", 12));
+  const Outcome outcome = front_.run({"data", "train-tokenizer", "a.txt", "binary", "--vocab=260"});
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_TRUE(contains(outcome.err, "1 of 2 files is not UTF-8")) << outcome.err;
+}
+
+TEST_F(TrainTokenizer, RefusesWhatItCannotLearnFrom) {
+  write_file_atomic(front_.file("empty.txt"), "");
+  write_file_atomic(front_.file("ends.txt"), "<|endoftext|>\n<|endoftext|>\n");
+  const auto refused = [&](const Words& words, const std::string& said) {
+    const Outcome outcome = front_.run(Words{"data", "train-tokenizer"} + words);
+    EXPECT_EQ(outcome.code, 2) << outcome.err;
+    EXPECT_TRUE(contains(outcome.err, said)) << outcome.err;
+    EXPECT_FALSE(fs::exists(front_.file("tokenizer.json")));
+  };
+  refused({}, "TEXT is required");
+  refused({"nowhere.txt"}, "there is no nowhere.txt; name a text file");
+  refused({"empty.txt"}, "is empty (0 bytes)");
+  refused({"ends.txt"}, "have no words");
+  refused({"a.txt", "--vocab=256"}, "has no room for 256 bytes and 1 special token; choose 257 or more");
+  refused({"a.txt", "--vocab=0"}, "not in range");
+  refused({"a.txt", "--special", ""}, "empty value");
+}
+
+TEST_F(TrainTokenizer, ReplacesOnlyAFileThatIsNamed) {
+  const Words words = {"data", "train-tokenizer", "a.txt", "--vocab=260"};
+  EXPECT_EQ(front_.run(words).code, 0);
+  const Outcome again = front_.run(words);
+  EXPECT_EQ(again.code, 2);
+  EXPECT_TRUE(contains(again.err, "tokenizer.json exists here already\nhint: name the file")) << again.err;
+  EXPECT_EQ(front_.run(words + Words{"--out", "tokenizer.json"}).code, 0);
+  EXPECT_EQ(front_.run(words + Words{"--out", "more"}).code, 0);
+  EXPECT_TRUE(fs::exists(front_.file("more/tokenizer.json")));
+}
+
+using Inspect = DataText;
+
+TEST_F(Inspect, ShowsTheTokensOfTraining) {
+  write_file_atomic(front_.file("c.txt"), "a|b\tc\n<|endoftext|>\nlonger text\n");
+  const Outcome outcome = front_.run({"data", "inspect", "c.txt", "--data.seq_len=8"});
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_TRUE(contains(outcome.out, "text       1 file, 2 documents, 18 B\n")) << outcome.out;
+  EXPECT_TRUE(contains(outcome.out, "tokenizer  byte, 256 tokens, ")) << outcome.out;
+  EXPECT_TRUE(contains(outcome.out, "tokens     18, 1.00 bytes a token\n")) << outcome.out;
+  EXPECT_TRUE(contains(outcome.out, "longest    document 1 with 12 tokens, 12 B, in ")) << outcome.out;
+  EXPECT_TRUE(contains(outcome.out, "window 0   a|\\||b|\\t|c|\\n|?|l\n")) << outcome.out;
+  EXPECT_TRUE(contains(outcome.out, "window 1   o|n|g|e|r| |t|e\n")) << outcome.out;
+}
+
+TEST_F(Inspect, TellsTheSameInJson) {
+  ASSERT_EQ(front_.run({"data", "train-tokenizer", "a.txt", "--vocab=400", "--json"}).code, 0);
+  const Outcome outcome = front_.run({"data", "inspect", "a.txt", "--data.tokenizer=tokenizer.json",
+                                      "--data.seq_len", "4", "--windows=1", "--json"});
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  const auto json = outcome.json();
+  EXPECT_EQ(json["vocab_size"], 400);
+  EXPECT_EQ(json["documents"], 1);
+  EXPECT_EQ(json["unknown"], 0);
+  EXPECT_GT(json["bytes_per_token"], 1.0);
+  EXPECT_EQ(json["windows"], (nlohmann::json{{"The", " cat", " number", " 0"}}));
+  const Outcome more = front_.run({"data", "inspect", "more", "--data.tokenizer=tokenizer.json", "--json"});
+  const auto window = more.json()["windows"][0].get<Words>();
+  EXPECT_EQ(std::ranges::count(window, "<|endoftext|>"), 1) << more.out;
+}
+
+TEST_F(Inspect, CountsUnknownAndSpecialTokens) {
+  fs::copy_file(TRIREME_TEXT_FIXTURES "/llama2.json", front_.file("llama2.json"));
+  write_file_atomic(front_.file("c.txt"), "a <unk> b </s>");
+  const Outcome outcome = front_.run({"data", "inspect", "c.txt", "--data.tokenizer=llama2.json", "--json"});
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_EQ(outcome.json()["unknown"], 1);
+  EXPECT_EQ(outcome.json()["special"], 2);
+}
+
+TEST_F(Inspect, RefusesWhatTrainingRefuses) {
+  const auto refused = [&](const Words& words, const std::string& said) {
+    const Outcome outcome = front_.run(Words{"data", "inspect"} + words);
+    EXPECT_EQ(outcome.code, 2) << outcome.err;
+    EXPECT_TRUE(contains(outcome.err, said)) << outcome.err;
+  };
+  refused({"nowhere"}, "there is no nowhere");
+  refused({"a.txt", "--data.tokenizer=none.json"}, "none.json does not exist");
+  refused({"a.txt", "--windows=-1"}, "not in range");
+}
+
+}  // namespace
+}  // namespace trireme::cli
