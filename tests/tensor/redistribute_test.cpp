@@ -5,6 +5,10 @@
 #include <fmt/ranges.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
+#include <functional>
+#include <numeric>
+
 #include "tests/support/refusal.h"
 #include "tests/tensor/parts.h"
 

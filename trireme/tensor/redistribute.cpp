@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include <string>
 #include <utility>
 #include <vector>
 
