@@ -6,6 +6,7 @@
 
 #include "tests/data/scratch.h"
 #include "tests/text/expected.h"
+#include "trireme/base/error.h"
 #include "trireme/text/byte_level.h"
 #include "trireme/text/load.h"
 
@@ -51,6 +52,15 @@ class FileFormats : public ::testing::Test {
     }
   }
 
+  /// The vocabulary as tiktoken's file.
+  std::string ranks() const {
+    std::string lines;
+    for (const auto& [token, id] : model_["vocab"].items()) {
+      if (token != "<|endoftext|>") lines += base64(*spelled_bytes(token)) + " " + id.dump() + "\n";
+    }
+    return lines;
+  }
+
   json model_;
   std::vector<std::string> texts_;
   trireme::testing::Scratch scratch_;
@@ -67,11 +77,29 @@ TEST_F(FileFormats, Gpt2sTwoFiles) {
 }
 
 TEST_F(FileFormats, Tiktokens) {
-  std::string lines;
-  for (const auto& [token, id] : model_["vocab"].items()) {
-    if (token != "<|endoftext|>") lines += base64(*spelled_bytes(token)) + " " + id.dump() + "\n";
-  }
-  expect_same_ids(tokenizer_from_tiktoken(scratch_.write("ranks.tiktoken", lines), "gpt2"));
+  expect_same_ids(tokenizer_from_tiktoken(scratch_.write("ranks.tiktoken", ranks()), "gpt2"));
+}
+
+TEST_F(FileFormats, TiktokensOfAKnownNameHaveSpecialTokens) {
+  const Tokenizer tokenizer = load_tokenizer(scratch_.write("r50k_base.tiktoken", ranks()));
+  expect_same_ids(tokenizer);
+  EXPECT_EQ(end_token(tokenizer), 50256);
+  EXPECT_EQ(tokenizer.vocab_size(), 50257);
+  const std::vector<int32_t> ids = tokenizer.encode("a<|endoftext|>b");
+  ASSERT_EQ(ids.size(), 3U);
+  EXPECT_EQ(ids[1], 50256);
+  EXPECT_EQ(tokenizer.decode(ids), "ab");
+  const Tokenizer cl100k = load_tokenizer(scratch_.write("cl100k_base.tiktoken", ranks()));
+  EXPECT_EQ(cl100k.encode("<|endofprompt|>"), std::vector<int32_t>{100276});
+  const Tokenizer qwen = load_tokenizer(scratch_.write("qwen.tiktoken", ranks()));
+  EXPECT_EQ(qwen.find_special("<|extra_204|>"), 151850);
+  EXPECT_EQ(qwen.decode(qwen.encode("e\u0301")), "\u00e9");
+}
+
+TEST_F(FileFormats, TiktokensThatAreNotKnownAreRefused) {
+  EXPECT_THROW(load_tokenizer(scratch_.write("mine.tiktoken", ranks())), ConfigError);
+  EXPECT_THROW(load_tokenizer(scratch_.write("p50k_base.tiktoken", ranks() + "YWJjZGVmZw== 50256\n")),
+               DataError);
 }
 
 TEST_F(FileFormats, AFolderMeansItsTokenizerJson) {

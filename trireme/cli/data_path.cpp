@@ -84,7 +84,8 @@ void settle_tokenizer(plan::ResolvedConfig& resolved, const std::string& config_
   std::string& tokenizer = config.data.tokenizer;
   if (tokenizer == plan::kByteTokenizer || plan::reads_images(config.model.family)) return;
   constexpr const char* kFix =
-      "set it to 'byte', a tokenizer.json, a SentencePiece .model, or a folder with a tokenizer";
+      "set it to 'byte', a tokenizer.json, a SentencePiece .model, a published .tiktoken, or a folder with a "
+      "tokenizer";
   if (tokenizer.empty()) throw ConfigError("[cli.data] data.tokenizer is empty; {}", kFix);
   const fs::path given = tokenizer, path = fs::absolute(given).lexically_normal();
   std::error_code ignored;

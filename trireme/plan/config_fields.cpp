@@ -172,7 +172,8 @@ void add_data(Table& table, DataConfig& data) {
                        "digits drawn from this system's fonts"));
   table.push_back(text("data.tokenizer", data.tokenizer,
                        "byte, or how text is turned into tokens otherwise: a tokenizer.json, a SentencePiece "
-                       ".model, or a folder with one of them or with vocab.json and merges.txt"));
+                       ".model, a published .tiktoken, or a folder with tokenizer.json, tokenizer.model, or "
+                       "both vocab.json and merges.txt"));
   table.push_back(number("data.seq_len", data.seq_len, 1, "tokens per sequence", 1e8));
   table.push_back(number("data.val_fraction", data.val_fraction, 0,
                          "fraction held out for validation: of the text, or of each image class in folders "

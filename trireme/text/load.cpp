@@ -39,18 +39,13 @@ std::vector<std::string> tokenizer_files(const std::string& path) {
     throw ConfigError("[text.load] there is no {}; name a tokenizer.json or a folder with a tokenizer", path);
   }
   if (fs::is_directory(path, ignored)) return files_in(path);
-  if (path.ends_with(".tiktoken")) {
-    throw ConfigError(
-        "[text.load] {} has ranks alone, without the expression that cuts words and without special tokens; "
-        "name the tokenizer.json of the same model",
-        path);
-  }
   return {path};
 }
 
 Tokenizer load_tokenizer(const std::string& path) {
   const std::vector<std::string> files = tokenizer_files(path);
   if (files.size() == 2) return tokenizer_from_gpt2(files[0], files[1]);
+  if (files[0].ends_with(".tiktoken")) return tokenizer_from_tiktoken(files[0]);
   return files[0].ends_with(".model") ? tokenizer_from_sentencepiece(files[0])
                                       : tokenizer_from_json(files[0]);
 }

@@ -8,7 +8,8 @@
 
 namespace trireme::text {
 
-/// The tokenizer in `path`: a tokenizer.json (`tokenizers`), a SentencePiece .model, or a folder with
+/// The tokenizer in `path`: a tokenizer.json (`tokenizers`), a SentencePiece .model, a published
+/// .tiktoken file, or a folder with
 /// tokenizer.json, tokenizer.model or vocab.json and merges.txt (GPT-2), which are looked for in this order.
 /// Throws ConfigError where there is none or where it asks for a component that there is not, DataError where
 /// it is damaged, and EnvironmentError where it cannot be read.
@@ -43,5 +44,9 @@ Tokenizer tokenizer_from_sentencepiece(const std::string& path);
 /// tiktoken's file of bytes in base64 with their ranks; it has no special tokens. `pattern` is the name of
 /// the expression that cuts words: gpt2, cl100k, o200k, llama3 or qwen. Throws ConfigError for another one.
 Tokenizer tokenizer_from_tiktoken(const std::string& path, std::string_view pattern);
+
+/// The same with the expression and the special tokens that belong to the file's name: r50k_base.tiktoken
+/// (GPT-2's), p50k_base, cl100k_base, o200k_base or qwen. Throws ConfigError for another name.
+Tokenizer tokenizer_from_tiktoken(const std::string& path);
 
 }  // namespace trireme::text
