@@ -238,11 +238,19 @@ TEST(ConfigErrors, DropoutIsForGpt2AndBelowOne) {
   }
 }
 
-TEST(ConfigErrors, AxesWithoutAnEngineAreRefused) {
-  for (const char* key : {"parallel.tp", "parallel.cp"}) {
-    test::expect_mentions(of_overrides({std::string(key) + "=2"}),
-                          {std::string(key) + "=2", "only dp_replicate, dp_shard and pp", "set it to 1"});
-  }
+TEST(ConfigErrors, AxesThatCannotBeCutAreRefused) {
+  test::expect_mentions(of_overrides({"parallel.cp=3"}), {"parallel.cp=3", "use a divisor of the heads"});
+  test::expect_mentions(of_overrides({"parallel.tp=2", "parallel.cp=4"}),
+                        {"2 heads", "parallel.tp=2", "use a divisor of the heads"});
+  test::expect_mentions(of_overrides({"parallel.cp=2", "model.dropout=0.1"}),
+                        {"parallel.cp=2", "set model.dropout to 0"});
+  test::expect_mentions(of_overrides({"parallel.cp=4", "data.seq_len=34"}), {"data.seq_len a multiple of 4"});
+  EXPECT_EQ(of_overrides({"parallel.cp=2"}), "accepted");
+  test::expect_mentions(of_overrides({"parallel.tp=3"}), {"parallel.tp=3", "can be shared by 1, 2, 4 ranks"});
+  test::expect_mentions(of_overrides({"parallel.tp=0"}), {"parallel.tp=0"});
+  test::expect_mentions(of_overrides({"parallel.tp=2", "data.seq_len=33"}),
+                        {"does not divide data.seq_len=33", "a multiple of it"});
+  EXPECT_EQ(of_overrides({"parallel.tp=2"}), "accepted");
   EXPECT_EQ(of_overrides({"parallel.dp_shard=2", "parallel.dp_replicate=2"}), "accepted");
 }
 

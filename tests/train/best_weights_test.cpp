@@ -87,7 +87,7 @@ TEST_F(BestWeightsOfARun, AreNeverThoseOfALossThatIsNoNumber) {
     const comm::Mesh mesh = comm::make_mesh(world, plan::MeshShape::fit(config_.parallel, 1));
     const plan::ModelFacts facts = plan::describe(config_.model, config_.data.seq_len);
     const plan::BatchPlan batch = plan::plan_batch(config_, mesh.shape);
-    NoModel model({config_, facts, batch, mesh});
+    NoModel model({config_, facts, facts, batch, mesh});
     BestWeights best(options().best_weights_path, /*done=*/0, mesh);
     const auto keep = [&](int64_t step, double loss) {
       Validation found;

@@ -39,6 +39,7 @@ std::string format_piece(const StoredPiece& piece, const plan::Shape& shape) {
   if (piece.region.extent != shape)
     box = fmt::format(R"("start":[{}],"extent":[{}],)", fmt::join(piece.region.start, ","),
                       fmt::join(piece.region.extent, ","));
+  if (!piece.region.view.empty()) box += fmt::format(R"("view":[{}],)", fmt::join(piece.region.view, ","));
   std::vector<std::string> digests;
   for (const uint64_t digest : piece.digests) digests.push_back(fmt::format("\"{}\"", hex64(digest)));
   return fmt::format(R"({{"file":{},"entry":{},"offset":{},{}"range":[{},{}],"xxh3":[{}]}})", piece.file,
@@ -154,7 +155,7 @@ class Parser {
   }
 
   StoredPiece piece_of(const Json& object, const plan::Shape& shape, int64_t itemsize) const {
-    refuse_other_keys(object, {"file", "entry", "offset", "start", "extent", "range", "xxh3"}, path_);
+    refuse_other_keys(object, {"file", "entry", "offset", "start", "extent", "view", "range", "xxh3"}, path_);
     StoredPiece piece{.file = static_cast<size_t>(count_of(object, "file", path_)),
                       .entry = text_of(object, "entry", path_),
                       .offset = count_of(object, "offset", path_),
@@ -164,6 +165,7 @@ class Parser {
       piece.region.start = numbers(object, "start");
       piece.region.extent = numbers(object, "extent");
     }
+    if (object.contains("view")) piece.region.view = numbers(object, "view");
     const std::vector<int64_t> range = numbers(object, "range");
     if (range.size() != 2) fail("has a 'range' that is not two numbers");
     piece.region.range = {range[0], range[1]};

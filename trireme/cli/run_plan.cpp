@@ -14,6 +14,7 @@
 #include "trireme/plan/presets.h"
 #include "trireme/plan/recompute.h"
 #include "trireme/plan/simulate.h"
+#include "trireme/plan/tensor_split.h"
 #include "trireme/report/table.h"
 
 namespace trireme::cli {
@@ -123,8 +124,8 @@ std::string recompute_text(const RunPlan& run, const plan::Config& config) {
 plan::Config with_possible_fp8(plan::Config config, plan::Device device, const plan::BatchPlan& batch) {
   plan::Fp8Config& fp8 = config.precision.fp8;
   if (fp8.recipe == plan::Fp8::kOff) return config;
-  const plan::ModelFacts facts =
-      plan::describe(config.model, config.data.seq_len, config.precision, config.memory);
+  const plan::ModelFacts facts = plan::describe(config.model, config.data.seq_len, config.precision,
+                                                config.memory, plan::largest_split(config.parallel));
   std::string why = plan::fp8_obstacle(config, facts, batch.micro_batch);
   const bool lacks_gpu =
       why.empty() && device == plan::Device::kCpu && fp8.fallback != plan::Fp8Fallback::kEmulate;
@@ -178,6 +179,7 @@ RunPlan plan_run(const plan::Config& given, plan::Device device, int64_t ranks, 
               .mesh = {},
               .batch = {},
               .facts = {},
+              .held = {},
               .needed = {},
               .by_pp_rank = {},
               .pipeline = {},
@@ -189,6 +191,8 @@ RunPlan plan_run(const plan::Config& given, plan::Device device, int64_t ranks, 
   const plan::Config config = plan::settle_recompute(with_possible_fp8(given, device, run.batch), device);
   run.recompute = config.memory.recompute;
   run.facts = plan::describe(config.model, config.data.seq_len, config.precision, config.memory);
+  run.held = plan::describe(config.model, config.data.seq_len, config.precision, config.memory,
+                            plan::largest_split(config.parallel));
   if (config.parallel.pp > 1) run.pipeline = plan::plan_pipeline(config, run.batch);
   run.by_pp_rank = plan::bytes_by_pp_rank(config, ranks, device, run.pipeline.value_or(plan::PipelinePlan()));
   run.needed = *std::ranges::max_element(run.by_pp_rank, {}, &plan::RankBytes::peak);
@@ -204,8 +208,8 @@ std::string fit_text(const RunPlan& run, int64_t rank_bytes) {
 report::CostRow predicted_cost(const plan::Config& config, const RunPlan& run, const plan::Policy& policy) {
   plan::EngineSetting setting = plan::engine_setting(config, run.mesh, run.batch.accumulation, run.device);
   setting.policy = policy;
-  const plan::StepProgram program = plan::config_program(config, run.facts, run.batch, setting);
-  const plan::RankBytes needed = plan::rank_bytes(config, run.facts, run.batch, program, run.device);
+  const plan::StepProgram program = plan::config_program(config, run.held, run.batch, setting);
+  const plan::RankBytes needed = plan::rank_bytes(config, run.held, run.batch, program, run.device);
   const plan::StateBytes& state = needed.state;
   report::CostRow row;
   row.policy = policy.label();

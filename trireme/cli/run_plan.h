@@ -26,7 +26,8 @@ struct RunPlan {
   int64_t ranks = 1;
   plan::MeshShape mesh;
   plan::BatchPlan batch;
-  plan::ModelFacts facts;
+  plan::ModelFacts facts;                   ///< of the whole model
+  plan::ModelFacts held;                    ///< of what the largest rank along tp has of it
   plan::RankBytes needed;                   ///< of the rank that needs most
   std::vector<plan::RankBytes> by_pp_rank;  ///< one where there is no pipeline
   std::optional<plan::PipelinePlan> pipeline;

@@ -34,7 +34,9 @@ int64_t sent_for(const StepView& view, std::initializer_list<ActionKind> kinds) 
 Sent sent_by(const StepView& view) {
   Sent sent{.parameters = sent_for(view, {ActionKind::kUnshard}),
             .gradients = sent_for(view, {ActionKind::kReduce, ActionKind::kGatherSum}),
-            .boundaries = sent_for(view, {ActionKind::kSend, ActionKind::kRecv})};
+            .boundaries = sent_for(view, {ActionKind::kSend, ActionKind::kRecv}),
+            .activations = sent_for(view, {ActionKind::kForward, ActionKind::kBackward,
+                                           ActionKind::kBackwardInput, ActionKind::kBackwardWeight})};
   if (!view.planned) return sent;
   const auto& [config, run] = *view.planned;
   const auto setting = plan::engine_setting(config, run.mesh, run.batch.accumulation, run.device);

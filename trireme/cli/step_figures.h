@@ -17,8 +17,9 @@ struct Sent {
   int64_t parameters;
   std::optional<int64_t> gradients;  ///< none: no formula tells for the communication hook
   int64_t boundaries;
+  int64_t activations;  ///< within passes, among ranks that share layers or statistics
   std::optional<int64_t> total() const {
-    return gradients ? std::optional(parameters + *gradients + boundaries) : std::nullopt;
+    return gradients ? std::optional(parameters + *gradients + boundaries + activations) : std::nullopt;
   }
 };
 

@@ -297,6 +297,7 @@ std::string StepText::totals() const {
   std::string of_what = fmt::format("parameters {}, gradients {}", bytes_text(sent.parameters),
                                     sent.gradients ? bytes_text(*sent.gradients) : "-");
   if (sent.boundaries > 0) of_what += fmt::format(", between stages {}", bytes_text(sent.boundaries));
+  if (sent.activations > 0) of_what += fmt::format(", within passes {}", bytes_text(sent.activations));
   const std::string obstacle = obstacle_to_recording(view_);
   const Action& action = action_at(program_, memory_.peak());
   report::Table table({{"per step"}, {"on a rank"}});
@@ -361,7 +362,7 @@ StepView planned_step(const plan::Config& config, const RunPlan& run, std::optio
                       run.ranks - 1);
   }
   const auto setting = plan::engine_setting(config, run.mesh, run.batch.accumulation, run.device);
-  return {.program = plan::config_program(config, run.facts, run.batch, setting, pp_rank_of(run, rank)),
+  return {.program = plan::config_program(config, run.held, run.batch, setting, pp_rank_of(run, rank)),
           .name = config.name,
           .micro_batches = run.batch.accumulation,
           .planned = StepView::Planned{config, run},
@@ -370,7 +371,7 @@ StepView planned_step(const plan::Config& config, const RunPlan& run, std::optio
 
 std::string planned_texts(const plan::Config& config, const RunPlan& run) {
   const auto setting = plan::engine_setting(config, run.mesh, run.batch.accumulation, run.device);
-  return plan::programs_to_text(plan::config_programs(config, run.facts, run.batch, setting));
+  return plan::programs_to_text(plan::config_programs(config, run.held, run.batch, setting));
 }
 
 StepView step_from_text(const std::string& text, std::string name) {

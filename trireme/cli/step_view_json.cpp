@@ -64,7 +64,10 @@ Json action_json(const StepProgram& program, const StepMemory& memory, int64_t a
   Json transfers = Json::array();
   for (const plan::Transfer& transfer : action.transfers) {
     transfers.push_back(
-        {{"collective", name(transfer.collective)}, {"ranks", transfer.ranks}, {"bytes", transfer.bytes}});
+        {{"collective", name(transfer.collective)},
+         {"ranks", transfer.ranks},
+         {"bytes", transfer.bytes},
+         {"along", name(transfer.along)}});
   }
   return {{"action", at},
           {"lane", name(action.lane)},
@@ -115,6 +118,7 @@ std::string to_json(const StepView& view) {
   json["sent_bytes_per_step"] = {{"parameters", sent.parameters},
                                  {"gradients", known(sent.gradients)},
                                  {"boundaries", sent.boundaries},
+                                 {"activations", sent.activations},
                                  {"total", known(sent.total())}};
   json["peak"] = {{"action", memory.peak()}, {"held_bytes", json_of(memory.at(memory.peak()))}};
   json["recording_obstacle"] = obstacle.empty() ? Json() : Json(obstacle);

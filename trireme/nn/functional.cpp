@@ -17,9 +17,10 @@ class LinearFunction : public Function<LinearFunction> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& x, at::TensorList weights,
                             const std::optional<at::Tensor>& bias_in, bool in_out,
                             const std::optional<at::Tensor>& residual, bool deferrable,
-                            const std::optional<Fp8Recipe>& fp8, Output output, KeepInput keep) {
+                            const std::optional<Fp8Recipe>& fp8, Output output, KeepInput keep,
+                            const Joints& joints) {
     const at::Tensor bias = bias_in.value_or(at::Tensor());
-    const LinearParams params{weights, bias, in_out, fp8};
+    const LinearParams params{weights, bias, in_out, fp8, joints};
     LinearKept kept;
     kept.input_amax = noted_amax(x, fp8);
     const at::Tensor y =
@@ -41,14 +42,14 @@ class LinearFunction : public Function<LinearFunction> {
     if (context->needs_input_grad(0)) {
       result[0] = shaped(input_gradient(params, linear.kept.weight_amax, dy), grads[0]);
     }
-    const variable_list reported =
-        context->saved_data["deferrable"].toBool()
-            ? deferrable_parameter_gradients(params, linear.kept.input, dy.factor())
-            : add_parameter_gradients(params, linear.kept.input, dy.factor());
+    const Factor input = input_factor(params, linear.kept);
+    const variable_list reported = context->saved_data["deferrable"].toBool()
+                                       ? deferrable_parameter_gradients(params, input, dy.factor())
+                                       : add_parameter_gradients(params, input, dy.factor());
     result.insert(result.end(), reported.begin(), reported.end());
     result.emplace_back();  // in_out
     result.push_back(context->saved_data["adds"].toBool() ? grads[0] : at::Tensor());
-    result.resize(result.size() + 4);  // deferrable, fp8, output, keep
+    result.resize(result.size() + 5);  // deferrable, fp8, output, keep, joints
     return result;
   }
 };
@@ -170,21 +171,24 @@ class EmbeddingFunction : public Function<EmbeddingFunction> {
 }  // namespace
 
 at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, WeightLayout layout,
-                  const at::Tensor& residual, const std::optional<Fp8Recipe>& fp8, Output output) {
+                  const at::Tensor& residual, const std::optional<Fp8Recipe>& fp8, Output output,
+                  const Joints& joints) {
   return LinearFunction::apply(x, at::TensorList(weight), optional(bias), layout == WeightLayout::kInOut,
-                               optional(residual), /*deferrable=*/true, fp8, output, keep_for_backward());
+                               optional(residual), /*deferrable=*/true, fp8, output, keep_for_backward(),
+                               joints);
 }
 
 at::Tensor logits(const at::Tensor& x, const at::Tensor& weight) {
   const std::optional<at::Tensor> absent;
   return LinearFunction::apply(x, at::TensorList(weight), absent, false, absent, /*deferrable=*/false,
-                               std::optional<Fp8Recipe>(), Output::kRead, keep_for_backward());
+                               std::optional<Fp8Recipe>(), Output::kRead, keep_for_backward(), Joints());
 }
 
-at::Tensor linear_group(const at::Tensor& x, at::TensorList weights, const std::optional<Fp8Recipe>& fp8) {
+at::Tensor linear_group(const at::Tensor& x, at::TensorList weights, const std::optional<Fp8Recipe>& fp8,
+                        const JointPtr& before) {
   const std::optional<at::Tensor> absent;
   return LinearFunction::apply(x, weights, absent, false, absent, /*deferrable=*/true, fp8, Output::kRead,
-                               keep_for_backward());
+                               keep_for_backward(), Joints{.before = before, .after = {}});
 }
 
 std::pair<at::Tensor, at::Tensor> add_rms_norm(const at::Tensor& x, const at::Tensor& delta,

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "trireme/nn/fp8.h"
+#include "trireme/nn/joint.h"
 
 namespace trireme::nn {
 
@@ -23,10 +24,11 @@ enum class Output { kRead, kUnread };
 
 /// x (..., in) -> (..., out), plus `residual` (..., out). `bias` and `residual` may be undefined. `fp8`: the
 /// products of forward and backward are FP8; x and weights are bf16 then, and in, out and the number of rows
-/// of x multiples of kernels::fp8_multiple().
+/// of x multiples of kernels::fp8_multiple(). `joints`: of a layer that is cut over ranks (joint.h).
 at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
                   WeightLayout layout = WeightLayout::kOutIn, const at::Tensor& residual = {},
-                  const std::optional<Fp8Recipe>& fp8 = {}, Output output = Output::kRead);
+                  const std::optional<Fp8Recipe>& fp8 = {}, Output output = Output::kRead,
+                  const Joints& joints = {});
 
 /// x (..., D), weight (V, D) -> (..., V). The gradient of the weight is never deferred
 /// (deferred_gradients.h), since that of an embedding may be added to it.
@@ -34,8 +36,8 @@ at::Tensor logits(const at::Tensor& x, const at::Tensor& weight);
 
 /// Several (out_i, in) weights on one input: (..., sum of out_i). Weights that lie next to each other in
 /// memory, as the parameters of a flat unit do, are used as one matrix without a copy.
-at::Tensor linear_group(const at::Tensor& x, at::TensorList weights,
-                        const std::optional<Fp8Recipe>& fp8 = {});
+at::Tensor linear_group(const at::Tensor& x, at::TensorList weights, const std::optional<Fp8Recipe>& fp8 = {},
+                        const JointPtr& before = {});
 
 // `fp8` of norms and activations: how the linear layers beside them multiply. Where those ask for the largest
 // magnitude of what they cast, the kernel that writes it finds it; on a GPU those of LayerNorm and GELU also

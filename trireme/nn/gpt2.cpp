@@ -43,34 +43,39 @@ at::Tensor Gpt2Block::attention(const at::Tensor& x, const BlockOptions& options
 std::pair<at::Tensor, at::Tensor> Gpt2Block::attend(const at::Tensor& x, const BlockOptions& options) {
   const auto fp8 = options.fp8_of(BlockLayer::kQkv), out_fp8 = options.fp8_of(BlockLayer::kAttentionOutput);
   const auto out = [&](const at::Tensor& qkv) {
-    const at::Tensor attended =
-        causal_attention(qkv, {heads_, heads_, head_dim_}, {}, drops() ? dropout_ : 0.0, options.attention);
-    return dropped(attention_out_->forward(attended, {}, out_fp8));
+    const at::Tensor attended = attention_in_context(
+        qkv, {heads_, heads_, head_dim_}, {}, drops() ? dropout_ : 0.0, options.attention, options.context);
+    return dropped(attention_out_->forward(attended, {}, out_fp8, Output::kRead,
+                                           {.before = {}, .after = options.joint}));
   };
   if (options.recompute_cheap) {
-    const auto [residual, qkv] = add_norm_linear(x, {}, ln_1_->norm(), attention_in_->weight,
-                                                 attention_in_->bias, WeightLayout::kInOut, fp8);
+    const auto [residual, qkv] =
+        add_norm_linear(x, {}, ln_1_->norm(), attention_in_->weight, attention_in_->bias,
+                        WeightLayout::kInOut, fp8, options.joint);
     return {residual, out(qkv)};
   }
   const auto [residual, normed] = ln_1_->add_forward(x, {}, fp8);
-  return {residual, out(attention_in_->forward(normed, {}, fp8))};
+  const Joints enters{.before = options.joint, .after = {}};
+  return {residual, out(attention_in_->forward(normed, {}, fp8, Output::kRead, enters))};
 }
 
 at::Tensor Gpt2Block::feed_forward(const at::Tensor& x, const at::Tensor& attended,
                                    const BlockOptions& options) {
   const auto in = options.fp8_of(BlockLayer::kFeedForwardIn),
              out = options.fp8_of(BlockLayer::kFeedForwardOut);
+  const Joints enters{.before = options.joint, .after = {}}, leaves{.before = {}, .after = options.joint};
   constexpr WeightLayout kInOut = WeightLayout::kInOut;
   if (options.recompute_cheap) {
-    const auto [h, inner] = add_norm_linear(x, attended, ln_2_->norm(), up_->weight, up_->bias, kInOut, in);
+    const auto [h, inner] =
+        add_norm_linear(x, attended, ln_2_->norm(), up_->weight, up_->bias, kInOut, in, options.joint);
     const at::Tensor delta = activated_linear(inner, Activation::kGelu, down_->weight, down_->bias, kInOut,
-                                              drops() ? at::Tensor() : h, out);
+                                              drops() ? at::Tensor() : h, out, options.joint);
     return drops() ? h + dropped(delta) : delta;
   }
   const auto [h, normed] = ln_2_->add_forward(x, attended, in);
-  const at::Tensor inner = nn::gelu(up_->forward(normed, {}, in), out);
-  return drops() ? h + dropped(down_->forward(inner, {}, out))
-                 : down_->forward(inner, h, out, options.output);
+  const at::Tensor inner = nn::gelu(up_->forward(normed, {}, in, Output::kRead, enters), out);
+  return drops() ? h + dropped(down_->forward(inner, {}, out, Output::kRead, leaves))
+                 : down_->forward(inner, h, out, options.output, leaves);
 }
 
 Gpt2::Gpt2(const plan::ModelConfig& config) : dropout_(config.dropout) {
@@ -89,12 +94,14 @@ Gpt2::Gpt2(const plan::ModelConfig& config) : dropout_(config.dropout) {
 }
 
 at::Tensor Gpt2::embedded(const at::Tensor& tokens) {
-  const int64_t length = tokens.size(1);
+  const int64_t length = tokens.size(1), first = first_position(length);
   TRIREME_CHECK(
-      length <= positions_->weight.size(0),
+      first + length <= positions_->weight.size(0),
       "[nn.gpt2] a sequence of {} tokens is longer than the model's {} positions; raise model.max_seq_len",
-      length, positions_->weight.size(0));
-  const at::Tensor x = tokens_->forward(tokens) + positions_->weight.narrow(0, 0, length);
+      first + length, positions_->weight.size(0));
+  const at::Tensor places = joint() ? positions_->forward(positions(tokens, *joint()) + first)
+                                    : positions_->weight.narrow(0, first, length);
+  const at::Tensor x = tokens_->forward(tokens, joint()) + places;
   return dropout_ > 0.0 && is_training() ? at::dropout(x, dropout_, true) : x;
 }
 

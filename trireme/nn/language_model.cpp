@@ -8,6 +8,7 @@
 #include "trireme/nn/llama.h"
 #include "trireme/nn/loss.h"
 #include "trireme/nn/mlp.h"
+#include "trireme/nn/vocabulary_part.h"
 #include "trireme/plan/model_facts.h"
 
 namespace trireme::nn {
@@ -46,10 +47,18 @@ std::vector<Unit> LanguageModel::with_head(const LastStep& last) {
 }
 
 std::vector<Unit> LanguageModel::units() {
-  return with_head(logits);
+  if (!joint()) return with_head(logits);
+  return with_head([joint = joint()](const at::Tensor& x, const at::Tensor& weight) {
+    return joined_logits(x, weight, *joint);
+  });
 }
 
 std::vector<Unit> LanguageModel::units(const LossTarget& target) {
+  if (joint()) {
+    return with_head([target, joint = joint()](const at::Tensor& x, const at::Tensor& weight) {
+      return cut_cross_entropy(x, weight, target, joint);
+    });
+  }
   return with_head([target, fp8 = head_fp8()](const at::Tensor& x, const at::Tensor& weight) {
     return x.is_cuda() || fp8 ? linear_cross_entropy(x, weight, target.targets, target.chunk_bytes,
                                                      target.gradient_scale, fp8)

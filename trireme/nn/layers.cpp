@@ -12,8 +12,8 @@ Embedding::Embedding(int64_t rows, int64_t width) {
   weight = register_parameter("weight", at::empty({rows, width}, at::kFloat));
 }
 
-at::Tensor Embedding::forward(const at::Tensor& indices) const {
-  return nn::embedding(indices, weight);
+at::Tensor Embedding::forward(const at::Tensor& indices, const JointPtr& joint) const {
+  return nn::embedding(indices, weight, joint);
 }
 
 LayerNorm::LayerNorm(int64_t width, double eps) : eps_(eps) {

@@ -14,8 +14,9 @@ class Linear : public torch::nn::Module {
   Linear(int64_t in, int64_t out, bool with_bias, WeightLayout layout = WeightLayout::kOutIn);
   /// (..., in) -> (..., out), plus `residual`, which may be undefined
   at::Tensor forward(const at::Tensor& x, const at::Tensor& residual = {},
-                     const std::optional<Fp8Recipe>& fp8 = {}, Output output = Output::kRead) const {
-    return linear(x, weight, bias, layout_, residual, fp8, output);
+                     const std::optional<Fp8Recipe>& fp8 = {}, Output output = Output::kRead,
+                     const Joints& joints = {}) const {
+    return linear(x, weight, bias, layout_, residual, fp8, output, joints);
   }
 
   at::Tensor weight;
@@ -29,7 +30,8 @@ class Embedding : public torch::nn::Module {
  public:
   /// `weight` (rows, width), fp32 on the CPU.
   Embedding(int64_t rows, int64_t width);
-  at::Tensor forward(const at::Tensor& indices) const;  // (...) int64 -> (..., width)
+  /// (...) int64 -> (..., width); with a joint as embedding() of joint.h has it.
+  at::Tensor forward(const at::Tensor& indices, const JointPtr& joint = {}) const;
 
   at::Tensor weight;  ///< (rows, width)
 };

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cstddef>
+#include <string>
 #include <utility>
 
 #include "trireme/kernels/matmul.h"
@@ -153,24 +154,61 @@ at::Tensor as_rows(const at::Tensor& x) {
 
 at::Tensor shaped(const at::Tensor& rows, const at::Tensor& like) {
   std::vector<int64_t> shape = like.sizes().vec();
+  const int64_t before = like.numel() / std::max<int64_t>(1, like.size(-1));
+  if (before > 0 && rows.size(0) != before) {
+    int64_t& length = shape[shape.size() - 2];
+    length = length * rows.size(0) / before;
+  }
   shape.back() = rows.size(-1);
   return rows.view(shape);
 }
 
-at::Tensor apply_linear(const LinearParams& params, const Fp8Source& input, const at::Tensor& residual,
+namespace {
+
+/// The rows that the layer multiplies: this rank's, or those of all ranks.
+Fp8Source entered(const LinearParams& params, const Fp8Source& input) {
+  return params.joints.before ? Fp8Source(params.joints.before->gather(input.computed().contiguous()))
+                              : input;
+}
+
+/// The sums of all ranks' products for this rank's rows, with what is added once.
+at::Tensor left(const LinearParams& params, const at::Tensor& product, const at::Tensor& residual) {
+  at::Tensor sum = params.joints.after->reduce_scatter(product);
+  if (params.bias.defined()) sum.add_(params.bias);
+  if (residual.defined()) sum.add_(residual.view(sum.sizes()));
+  return sum.to(product.scalar_type());
+}
+
+/// Rows of the output where the layer multiplies `rows` of them.
+int64_t rows_left(const LinearParams& params, int64_t rows) {
+  return params.joints.after ? rows / params.joints.after->size() : rows;
+}
+
+}  // namespace
+
+at::Tensor apply_linear(const LinearParams& params, const Fp8Source& given, const at::Tensor& residual,
                         LinearKept& kept, KeepInput keep, Output output) {
-  const InUse in_use{params.weights, params.bias, input.x(), residual};
+  const InUse in_use{params.weights, params.bias, given.x(), residual};
+  const bool splits = params.joints.before != nullptr, sums = params.joints.after != nullptr;
   const WeightSizes sizes(params.weights);
   const int64_t width = params.in_out ? sizes.columns : sizes.rows;
   const bool read = output == Output::kRead, keeps = keep == KeepInput::kYes;
-  const at::Tensor addend = with_sizes_of_output(read ? residual : at::Tensor(), input.rows(), width);
-  const auto unread = [&] { return at::empty({1, 1}, input.x().options()).expand({input.rows(), width}); };
+  if (splits && keeps) kept.input.rows = given.computed();
+  if (splits) kept.input_amax.reset();  // that of this rank's rows
+  const Fp8Source input = entered(params, given);
+  const at::Tensor bias = sums ? at::Tensor() : params.bias,
+                   addend = sums ? at::Tensor()
+                                 : with_sizes_of_output(read ? residual : at::Tensor(), input.rows(), width);
+  const auto unread = [&] {
+    return at::empty({1, 1}, input.x().options()).expand({rows_left(params, input.rows()), width});
+  };
   if (!params.fp8) {
     const at::Tensor rows = input.computed();
-    if (keeps) kept.input.rows = rows;
+    if (keeps && !splits) kept.input.rows = rows;
     if (!read) return unread();
     const at::Tensor weight = joined(params.weights);
-    return kernels::product(rows, params.in_out ? weight : weight.t(), params.bias, addend);
+    const at::Tensor made = kernels::product(rows, params.in_out ? weight : weight.t(), bias, addend);
+    return sums ? left(params, made, residual) : made;
   }
   const Fp8Recipe& recipe = *params.fp8;
   const Fp8Source rows = contiguous(input);
@@ -179,18 +217,24 @@ at::Tensor apply_linear(const LinearParams& params, const Fp8Source& input, cons
     kept.weight_amax = recipe.layer.weight_amax();
   }
   if (!kept.input_amax.defined()) kept.input_amax = kernels::fp8_amax(rows.x(), recipe.scaling);
-  const Fp8Copy copy = !read ? Fp8Copy::kTransposed : keeps ? Fp8Copy::kBoth : Fp8Copy::kPlain;
+  if (!read && splits) return unread();
+  const Fp8Copy copy = !read ? Fp8Copy::kTransposed : keeps && !splits ? Fp8Copy::kBoth : Fp8Copy::kPlain;
   const Fp8Copies of_input =
       kernels::fp8_cast(rows, kept.input_amax, cast_of(recipe), copy, recipe.layer.input_seen());
   kept.input.columns = of_input.transposed;
   if (!read) return unread();
   at::Tensor out = at::empty({rows.rows(), width}, rows.x().options());
   kernels::fp8_matmul(out, of_input.plain, weights_in_fp8(params, kept.weight_amax, params.in_out),
-                      recipe.fast_forward, params.bias, addend);
-  return out;
+                      recipe.fast_forward, bias, addend);
+  return sums ? left(params, out, residual) : out;
 }
 
-Factor input_factor(const LinearParams& params, const Fp8Source& input, const at::Tensor& input_amax) {
+Factor input_factor(const LinearParams& params, const LinearKept& kept) {
+  return params.joints.before ? input_factor(params, kept.input.rows, kept.input_amax) : kept.input;
+}
+
+Factor input_factor(const LinearParams& params, const Fp8Source& given, const at::Tensor& input_amax) {
+  const Fp8Source input = entered(params, given);
   if (!params.fp8) return {input.computed(), {}};
   const Fp8Recipe& recipe = *params.fp8;
   return {{},
@@ -203,8 +247,25 @@ OutputGradient output_gradient(const LinearParams& params, const at::Tensor& dy)
   return output_gradient(params, as_rows(dy), noted_amax(dy, params.fp8), noted_column_sums(dy));
 }
 
+namespace {
+
+/// With those over the rows that this rank has, where a bias was added to these alone.
+OutputGradient left_gradient(LinearParams params, const at::Tensor& rows, at::Tensor sums) {
+  if (is_reached(params.bias) && !sums.defined()) {
+    sums = at::zeros({rows.size(1)}, rows.options().dtype(at::kFloat));
+    kernels::add_column_sums(sums, rows.contiguous());
+  }
+  const at::Tensor all = params.joints.after->gather(rows.contiguous());
+  params.joints.after = nullptr;
+  OutputGradient gradient = output_gradient(params, Fp8Source(all), {}, sums);
+  return gradient;
+}
+
+}  // namespace
+
 OutputGradient output_gradient(const LinearParams& params, const Fp8Source& dy, const at::Tensor& amax,
                                const at::Tensor& sums) {
+  if (params.joints.after) return left_gradient(params, dy.computed(), sums);
   if (!params.fp8) return {dy.computed(), {}, {}, sums};
   const Fp8Recipe& recipe = *params.fp8;
   const Fp8Source rows = contiguous(dy);
@@ -220,8 +281,11 @@ OutputGradient output_gradient(const LinearParams& params, const Fp8Source& dy, 
   return {rows_are_read ? rows.computed() : at::Tensor(), copies.plain, copies.transposed, sums};
 }
 
-at::Tensor input_gradient(const LinearParams& params, const at::Tensor& weight_amax,
-                          const OutputGradient& dy) {
+namespace {
+
+/// For all rows that the layer multiplies.
+at::Tensor whole_input_gradient(const LinearParams& params, const at::Tensor& weight_amax,
+                                const OutputGradient& dy) {
   if (!params.fp8) {
     const InUse in_use{params.weights};
     const at::Tensor weight = joined(params.weights);
@@ -233,6 +297,15 @@ at::Tensor input_gradient(const LinearParams& params, const at::Tensor& weight_a
   at::Tensor amax = weight_amax;
   kernels::fp8_matmul(dx, dy.plain, weights_in_fp8(params, amax, !params.in_out), params.fp8->fast_backward);
   return dx;
+}
+
+}  // namespace
+
+at::Tensor input_gradient(const LinearParams& params, const at::Tensor& weight_amax,
+                          const OutputGradient& dy) {
+  const at::Tensor dx = whole_input_gradient(params, weight_amax, dy);
+  if (!params.joints.before) return dx;
+  return params.joints.before->reduce_scatter(dx).to(dx.scalar_type());
 }
 
 variable_list add_parameter_gradients(const LinearParams& params, const Factor& input, const Factor& dy) {
@@ -292,10 +365,37 @@ Fp8Span span_of_input(const Fp8Recipe& recipe) {
 
 }  // namespace
 
+namespace {
+
+/// Joints in an autograd context, which keeps no pointers of ours.
+struct JointsHolder : torch::CustomClassHolder {
+  explicit JointsHolder(Joints kept) : joints(std::move(kept)) {}
+  Joints joints;
+};
+
+std::string joints_key(size_t index) {
+  return "linear.joints." + std::to_string(index);
+}
+
+}  // namespace
+
+void keep_joints(AutogradContext& context, const Joints& joints, size_t index) {
+  if (!joints.before && !joints.after) return;
+  context.saved_data[joints_key(index)] = at::IValue::make_capsule(c10::make_intrusive<JointsHolder>(joints));
+}
+
+Joints kept_joints(AutogradContext& context, size_t index) {
+  const auto found = context.saved_data.find(joints_key(index));
+  if (found == context.saved_data.end()) return {};
+  return static_cast<JointsHolder&>(*found->second.toCapsule()).joints;
+}
+
 void save(AutogradContext& context, variable_list saved, std::initializer_list<SavedLinear> linears) {
+  size_t index = 0;
   context.saved_data[kFunctionTensors] = static_cast<int64_t>(saved.size());
   std::vector<int64_t> numbers;
   for (const auto& [params, kept] : linears) {
+    keep_joints(context, params.joints, index++);
     const auto about = numbers_of(params);
     numbers.insert(numbers.end(), about.begin(), about.end());
     const Fp8Layer layer = params.fp8 ? params.fp8->layer : Fp8Layer();
@@ -323,6 +423,7 @@ Restored restore(AutogradContext& context) {
     const auto weights = next, behind = weights + about[0];
     next = behind + kSavedBehindWeights;
     RestoredLinear& linear = restored.linears.emplace_back();
+    linear.joints = kept_joints(context, restored.linears.size() - 1);
     linear.weights = {weights, behind};
     linear.bias = behind[0];
     linear.in_out = about[1] != 0;

@@ -10,6 +10,7 @@
 
 #include "trireme/nn/fp8.h"
 #include "trireme/nn/functional.h"
+#include "trireme/nn/joint.h"
 
 namespace trireme::nn {
 
@@ -18,6 +19,8 @@ struct LinearParams {
   const at::Tensor& bias;  ///< (out) or undefined
   bool in_out;
   std::optional<Fp8Recipe> fp8 = {};  ///< none: products in the dtype of the weights
+  /// Where the layer is cut over ranks: rows that this rank has are n of N, on one side of it.
+  Joints joints = {};
 };
 
 /// A factor of the gradient of weights: rows (n, features) as they are or, in FP8, their transposed copy.
@@ -48,10 +51,13 @@ KeepInput keep_for_backward();
 
 /// (..., features) -> (n, features)
 at::Tensor as_rows(const at::Tensor& x);
-/// `rows` with the leading dimensions of `like`.
+/// `rows` with the leading dimensions of `like`. Behind a joint they are more or fewer than its rows: then
+/// the last of these dimensions, the length of sequences, is as many times longer or shorter.
 at::Tensor shaped(const at::Tensor& rows, const at::Tensor& like);
 
-/// input (n, in) -> (n, sum of out_i), plus `residual` of any shape with as many elements, unless undefined
+/// input (n, in) -> (n, sum of out_i), plus `residual` of any shape with as many elements, unless undefined.
+/// With a joint before it the input is (n, in) and the output has N rows, with one behind it the other way
+/// round. Then it keeps the n rows, not all.
 at::Tensor apply_linear(const LinearParams& params, const kernels::Fp8Source& input,
                         const at::Tensor& residual, LinearKept& kept, KeepInput keep,
                         Output output = Output::kRead);
@@ -59,6 +65,8 @@ at::Tensor apply_linear(const LinearParams& params, const kernels::Fp8Source& in
 /// it.
 Factor input_factor(const LinearParams& params, const kernels::Fp8Source& input,
                     const at::Tensor& input_amax);
+/// The input's factor of what apply_linear() kept.
+Factor input_factor(const LinearParams& params, const LinearKept& kept);
 /// dy (..., out), with what is noted of it (notes.h)
 OutputGradient output_gradient(const LinearParams& params, const at::Tensor& dy);
 /// dy (n, out)
@@ -91,13 +99,17 @@ struct RestoredLinear {
   bool in_out = false;
   std::optional<Fp8Recipe> fp8;
   LinearKept kept;
+  Joints joints;
 
-  LinearParams params() const { return {weights, bias, in_out, fp8}; }
+  LinearParams params() const { return {weights, bias, in_out, fp8, joints}; }
 };
 struct Restored {
   torch::autograd::variable_list saved;
   std::vector<RestoredLinear> linears;
 };
 Restored restore(torch::autograd::AutogradContext& context);
+/// The same of joints alone, number `index` of the context.
+void keep_joints(torch::autograd::AutogradContext& context, const Joints& joints, size_t index = 0);
+Joints kept_joints(torch::autograd::AutogradContext& context, size_t index = 0);
 
 }  // namespace trireme::nn

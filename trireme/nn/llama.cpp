@@ -37,16 +37,18 @@ std::pair<at::Tensor, at::Tensor> LlamaBlock::attend(const at::Tensor& x, const 
                                                      const BlockOptions& options) {
   const auto fp8 = options.fp8_of(BlockLayer::kQkv), out_fp8 = options.fp8_of(BlockLayer::kAttentionOutput);
   const auto out = [&](const at::Tensor& qkv) {
-    return output_->forward(causal_attention(qkv, shape_, rope, 0.0, options.attention), {}, out_fp8);
+    return output_->forward(attention_in_context(qkv, shape_, rope, 0.0, options.attention, options.context),
+                            {}, out_fp8, Output::kRead, {.before = {}, .after = options.joint});
   };
   if (options.recompute_cheap) {
     const auto [residual, qkv] =
         add_norm_linear(x, {}, input_norm_->norm(), {query_->weight, key_->weight, value_->weight}, {},
-                        WeightLayout::kOutIn, fp8);
+                        WeightLayout::kOutIn, fp8, options.joint);
     return {residual, out(qkv)};
   }
   const auto [residual, normed] = input_norm_->add_forward(x, {}, fp8);
-  return {residual, out(linear_group(normed, {query_->weight, key_->weight, value_->weight}, fp8))};
+  return {residual,
+          out(linear_group(normed, {query_->weight, key_->weight, value_->weight}, fp8, options.joint))};
 }
 
 at::Tensor LlamaBlock::feed_forward(const at::Tensor& x, const at::Tensor& attended,
@@ -55,15 +57,16 @@ at::Tensor LlamaBlock::feed_forward(const at::Tensor& x, const at::Tensor& atten
              out = options.fp8_of(BlockLayer::kFeedForwardOut);
   if (options.recompute_cheap) {
     const auto [h, gate_up] = add_norm_linear(x, attended, mlp_norm_->norm(), {gate_->weight, up_->weight},
-                                              {}, WeightLayout::kOutIn, in);
-    return activated_linear(gate_up, Activation::kSwiglu, down_->weight, {}, WeightLayout::kOutIn, h, out);
+                                              {}, WeightLayout::kOutIn, in, options.joint);
+    return activated_linear(gate_up, Activation::kSwiglu, down_->weight, {}, WeightLayout::kOutIn, h, out,
+                            options.joint);
   }
   const auto [h, normed] = mlp_norm_->add_forward(x, attended, in);
   if (casts_swiglu(in))
     return swiglu_feed_forward(normed, {gate_->weight, up_->weight}, down_->weight, h, *in, *out,
-                               options.output);
-  const at::Tensor gate_up = linear_group(normed, {gate_->weight, up_->weight}, in);
-  return down_->forward(swiglu(gate_up, out), h, out, options.output);
+                               options.output, options.joint);
+  const at::Tensor gate_up = linear_group(normed, {gate_->weight, up_->weight}, in, options.joint);
+  return down_->forward(swiglu(gate_up, out), h, out, options.output, {.before = {}, .after = options.joint});
 }
 
 namespace {
@@ -103,10 +106,10 @@ const RopeTable& Llama::rope(int64_t length, at::Device device) {
 
 std::vector<Unit> Llama::body() {
   std::vector<Unit> units{
-      {plan::kRootUnit, [this](const at::Tensor& tokens) { return tokens_->forward(tokens); }}};
+      {plan::kRootUnit, [this](const at::Tensor& tokens) { return tokens_->forward(tokens, joint()); }}};
   for (size_t i = 0; i < blocks_.size(); ++i) {
     const auto rope_of = [this](const at::Tensor& x) -> const RopeTable& {
-      return rope(x.size(1), x.device());
+      return rope(length_of(x), x.device());
     };
     const auto run = [this, i, rope_of](const at::Tensor& x, Output output, KeptAttention* kept) {
       return blocks_[i]->forward(x, rope_of(x), block_options(i, output, kept));

@@ -13,7 +13,7 @@ at::Tensor Model::run(std::span<const Unit> units, at::Tensor x) const {
 }
 
 BlockOptions Model::block_options(size_t block, Output output, KeptAttention* attention) const {
-  BlockOptions options{.output = output, .attention = attention};
+  BlockOptions options{.output = output, .attention = attention, .joint = joint_, .context = context_};
   options.recompute_cheap = cheap_every_ > 0 && block % static_cast<size_t>(cheap_every_) == 0;
   const auto index = static_cast<int64_t>(block);
   if (!is_training() || !fp8_ || !fp8_blocks_(index)) return options;

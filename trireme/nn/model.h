@@ -11,8 +11,10 @@
 #include <vector>
 
 #include "trireme/nn/attention.h"
+#include "trireme/nn/context.h"
 #include "trireme/nn/fp8_history.h"
 #include "trireme/nn/functional.h"
+#include "trireme/nn/joint.h"
 
 namespace trireme::nn {
 
@@ -56,6 +58,8 @@ struct BlockOptions {
   std::optional<Fp8Recipe> fp8 = {};
   Output output = Output::kRead;  ///< kUnread: the last product is left out where nothing follows it
   KeptAttention* attention = nullptr;
+  JointPtr joint = {};      ///< where layers are cut over ranks
+  ContextPtr context = {};  ///< where sequences are
 
   std::optional<Fp8Recipe> fp8_of(BlockLayer layer) const {
     std::optional<Fp8Recipe> recipe = fp8;
@@ -85,6 +89,12 @@ class Model : public torch::nn::Module {
   /// Without a runner units run by themselves.
   void set_unit_runner(UnitRunner runner) { runner_ = std::move(runner); }
   const UnitRunner& unit_runner() const { return runner_; }
+  /// The parameters are those of one rank of several (plan::split_model): activations between blocks are its
+  /// rows, as joint.h has them, tokens and targets those of all. For language models with attention.
+  void set_joint(JointPtr joint) { joint_ = std::move(joint); }
+  /// Tokens and targets are those that this rank has of each sequence, T / n of them. For language models
+  /// with attention.
+  void set_context(ContextPtr context) { context_ = std::move(context); }
   /// Block 0 and every `every`-th after it compute outputs of norms and activations again in backward instead
   /// of keeping them; 0: no block does. Models whose record says that nothing is cheap ignore it.
   void recompute_cheap(int64_t every) { cheap_every_ = every; }
@@ -103,6 +113,13 @@ class Model : public torch::nn::Module {
  protected:
   BlockOptions block_options(size_t block, Output output = Output::kRead,
                              KeptAttention* attention = nullptr) const;
+  const JointPtr& joint() const { return joint_; }
+  /// The length T of the whole sequences of which a block gets x (B, T', D).
+  int64_t length_of(const at::Tensor& x) const {
+    return x.size(1) * (joint_ ? joint_->size() : 1) * (context_ ? context_->size() : 1);
+  }
+  /// The place in its sequence of the first of `length` tokens that this rank has.
+  int64_t first_position(int64_t length) const { return context_ ? context_->rank() * length : 0; }
   /// How the head is multiplied; none: in the dtype of its weight.
   std::optional<Fp8Recipe> head_fp8() const { return is_training() && fp8_head_ ? fp8_ : std::nullopt; }
 
@@ -113,6 +130,8 @@ class Model : public torch::nn::Module {
   std::function<bool(int64_t)> fp8_blocks_;
   const Fp8History* fp8_history_ = nullptr;
   bool fp8_head_ = false;
+  JointPtr joint_;
+  ContextPtr context_;
 };
 
 }  // namespace trireme::nn

@@ -36,7 +36,7 @@ class NormLinearFunction : public Function<NormLinearFunction> {
                                const std::optional<at::Tensor>& delta_in, const at::Tensor& norm_weight,
                                const std::optional<at::Tensor>& norm_bias_in, double eps,
                                at::TensorList weights, const std::optional<at::Tensor>& bias_in, bool in_out,
-                               const std::optional<Fp8Recipe>& fp8) {
+                               const std::optional<Fp8Recipe>& fp8, const JointPtr& before) {
     context->set_materialize_grads(false);  // often nobody uses the sum
     const at::Tensor x = x_in.contiguous();
     const at::Tensor delta = delta_in ? delta_in->contiguous() : at::Tensor();
@@ -46,7 +46,7 @@ class NormLinearFunction : public Function<NormLinearFunction> {
     at::Tensor statistics = norm_bias.defined() ? at::empty({2, rows}, fp32) : at::empty({rows}, fp32);
     at::Tensor sum = delta.defined() ? at::empty_like(x) : at::Tensor();
     const at::Tensor y = normed(sum, statistics, x, delta, norm_weight, norm_bias, eps, asks_for_amax(fp8));
-    const LinearParams params{weights, bias, in_out, fp8};
+    const LinearParams params{weights, bias, in_out, fp8, {.before = before, .after = {}}};
     LinearKept kept;
     kept.input_amax = noted_amax(y, fp8);
     const at::Tensor out = shaped(apply_linear(params, as_rows(y), {}, kept, KeepInput::kNo), x);
@@ -99,7 +99,7 @@ class NormLinearFunction : public Function<NormLinearFunction> {
     if (context->saved_data["adds"].toBool()) result[1] = dx;
     result[2] = d_weight.reported();
     result.insert(result.end(), reported.begin(), reported.end());
-    result.resize(result.size() + 2);  // in_out, fp8
+    result.resize(result.size() + 3);  // in_out, fp8, before
     return result;
   }
 
@@ -107,7 +107,7 @@ class NormLinearFunction : public Function<NormLinearFunction> {
   /// The gradients that backward returns where nobody uses the product.
   static variable_list of_sum_alone(AutogradContext& context, const Restored& restored,
                                     const at::Tensor& d_sum) {
-    variable_list result(8 + restored.linears.front().weights.size());
+    variable_list result(9 + restored.linears.front().weights.size());
     result[0] = d_sum;
     if (context.saved_data["adds"].toBool()) result[1] = d_sum;
     return result;
@@ -132,9 +132,10 @@ class ActivatedLinearFunction : public Function<ActivatedLinearFunction> {
  public:
   static at::Tensor forward(AutogradContext* context, const at::Tensor& x_in, bool gated,
                             const at::Tensor& weight, const std::optional<at::Tensor>& bias_in, bool in_out,
-                            const std::optional<at::Tensor>& residual, const std::optional<Fp8Recipe>& fp8) {
+                            const std::optional<at::Tensor>& residual, const std::optional<Fp8Recipe>& fp8,
+                            const JointPtr& after) {
     const at::Tensor x = x_in.contiguous(), bias = bias_in.value_or(at::Tensor());
-    const LinearParams params{at::TensorList(weight), bias, in_out, fp8};
+    const LinearParams params{at::TensorList(weight), bias, in_out, fp8, {.before = {}, .after = after}};
     LinearKept kept;
     at::Tensor y;
     {
@@ -174,7 +175,7 @@ class ActivatedLinearFunction : public Function<ActivatedLinearFunction> {
     const variable_list reported = deferrable_parameter_gradients(
         params, input_factor(params, activated, linear.kept.input_amax), d_out.factor());
     const at::Tensor d_residual = context->saved_data["adds"].toBool() ? grads[0] : at::Tensor();
-    return {dx, at::Tensor(), reported[0], reported[1], at::Tensor(), d_residual, at::Tensor()};
+    return {dx, at::Tensor(), reported[0], reported[1], at::Tensor(), d_residual, at::Tensor(), at::Tensor()};
   }
 };
 
@@ -183,18 +184,19 @@ class ActivatedLinearFunction : public Function<ActivatedLinearFunction> {
 std::pair<at::Tensor, at::Tensor> add_norm_linear(const at::Tensor& x, const at::Tensor& delta,
                                                   const Norm& norm, at::TensorList weights,
                                                   const at::Tensor& bias, WeightLayout layout,
-                                                  const std::optional<Fp8Recipe>& fp8) {
+                                                  const std::optional<Fp8Recipe>& fp8,
+                                                  const JointPtr& before) {
   const variable_list results =
       NormLinearFunction::apply(x, optional(delta), norm.weight, optional(norm.bias), norm.eps, weights,
-                                optional(bias), layout == WeightLayout::kInOut, fp8);
+                                optional(bias), layout == WeightLayout::kInOut, fp8, before);
   return {results[0], results[1]};
 }
 
 at::Tensor activated_linear(const at::Tensor& x, Activation activation, const at::Tensor& weight,
                             const at::Tensor& bias, WeightLayout layout, const at::Tensor& residual,
-                            const std::optional<Fp8Recipe>& fp8) {
+                            const std::optional<Fp8Recipe>& fp8, const JointPtr& after) {
   return ActivatedLinearFunction::apply(x, activation == Activation::kSwiglu, weight, optional(bias),
-                                        layout == WeightLayout::kInOut, optional(residual), fp8);
+                                        layout == WeightLayout::kInOut, optional(residual), fp8, after);
 }
 
 }  // namespace trireme::nn

@@ -1,6 +1,7 @@
 #pragma once
 // Pairs of operations whose intermediate result is cheap to compute again: it is not kept for backward. Same
-// bits as the two operations one after the other.
+// bits as the two operations one after the other. `before` and `after`: as Joints has them. `before` and
+// `after` as in nn::Joints.
 #include <ATen/core/Tensor.h>
 
 #include <utility>
@@ -22,12 +23,14 @@ std::pair<at::Tensor, at::Tensor> add_norm_linear(const at::Tensor& x, const at:
                                                   const Norm& norm, at::TensorList weights,
                                                   const at::Tensor& bias,
                                                   WeightLayout layout = WeightLayout::kOutIn,
-                                                  const std::optional<Fp8Recipe>& fp8 = {});
+                                                  const std::optional<Fp8Recipe>& fp8 = {},
+                                                  const JointPtr& before = {});
 
 enum class Activation { kSwiglu, kGelu };
 /// linear(activation(x)), plus `residual`, which may be undefined
 at::Tensor activated_linear(const at::Tensor& x, Activation activation, const at::Tensor& weight,
                             const at::Tensor& bias, WeightLayout layout = WeightLayout::kOutIn,
-                            const at::Tensor& residual = {}, const std::optional<Fp8Recipe>& fp8 = {});
+                            const at::Tensor& residual = {}, const std::optional<Fp8Recipe>& fp8 = {},
+                            const JointPtr& after = {});
 
 }  // namespace trireme::nn

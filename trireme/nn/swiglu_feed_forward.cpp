@@ -15,9 +15,10 @@ class SwigluFeedForwardFunction : public Function<SwigluFeedForwardFunction> {
  public:
   static at::Tensor forward(AutogradContext* context, const at::Tensor& x, at::TensorList gate_up,
                             const at::Tensor& down, const at::Tensor& residual, const Fp8Recipe& in,
-                            const Fp8Recipe& out, Output output, KeepInput keep) {
+                            const Fp8Recipe& out, Output output, KeepInput keep, const JointPtr& joint) {
     const at::Tensor no_bias;
-    const LinearParams first{gate_up, no_bias, false, in}, second{at::TensorList(down), no_bias, false, out};
+    const LinearParams first{gate_up, no_bias, false, in, {.before = joint, .after = {}}},
+        second{at::TensorList(down), no_bias, false, out, {.before = {}, .after = joint}};
     LinearKept of_first, of_second;
     const at::Tensor hidden = apply_linear(first, as_rows(x), {}, of_first, keep);
     const at::Tensor y = apply_linear(second, Fp8Source::swiglu(hidden), residual, of_second, keep, output);
@@ -45,11 +46,11 @@ class SwigluFeedForwardFunction : public Function<SwigluFeedForwardFunction> {
       result[0] = shaped(input_gradient(first, of_first.kept.weight_amax, d_hidden), grads[0]);
     }
     const variable_list d_gate_up =
-        deferrable_parameter_gradients(first, of_first.kept.input, d_hidden.factor());
+        deferrable_parameter_gradients(first, input_factor(first, of_first.kept), d_hidden.factor());
     result.insert(result.end(), d_gate_up.begin(), d_gate_up.end() - 1);  // without the bias
     result.push_back(d_down.front());
     result.push_back(grads[0]);        // residual
-    result.resize(result.size() + 4);  // in, out, output, keep
+    result.resize(result.size() + 5);  // in, out, output, keep, joint
     return result;
   }
 };
@@ -62,8 +63,9 @@ bool casts_swiglu(const std::optional<Fp8Recipe>& fp8) {
 
 at::Tensor swiglu_feed_forward(const at::Tensor& x, at::TensorList gate_up, const at::Tensor& down,
                                const at::Tensor& residual, const Fp8Recipe& in, const Fp8Recipe& out,
-                               Output output) {
-  return SwigluFeedForwardFunction::apply(x, gate_up, down, residual, in, out, output, keep_for_backward());
+                               Output output, const JointPtr& joint) {
+  return SwigluFeedForwardFunction::apply(x, gate_up, down, residual, in, out, output, keep_for_backward(),
+                                          joint);
 }
 
 }  // namespace trireme::nn

@@ -15,9 +15,9 @@ bool casts_swiglu(const std::optional<Fp8Recipe>& fp8);
 
 /// x (..., in), weights of gate and up (F, in) each and of down (out, F) -> (..., out), plus `residual`.
 /// Gives the bits of linear(swiglu(linear_group(x)), down, residual) with the recipes `in` and `out`, for
-/// both of which casts_swiglu() holds.
+/// both of which casts_swiglu() holds. `joint`: before the first two, and after the last.
 at::Tensor swiglu_feed_forward(const at::Tensor& x, at::TensorList gate_up, const at::Tensor& down,
                                const at::Tensor& residual, const Fp8Recipe& in, const Fp8Recipe& out,
-                               Output output = Output::kRead);
+                               Output output = Output::kRead, const JointPtr& joint = {});
 
 }  // namespace trireme::nn

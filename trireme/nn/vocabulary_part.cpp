@@ -200,9 +200,13 @@ at::Tensor added_up(const std::vector<at::Tensor>& messages, const at::Tensor& f
   return sum.to(one.scalar_type());
 }
 
+/// (N), 0 for ignored targets
+at::Tensor losses_of(const Totals& totals) {
+  return (totals.most + totals.sum.log() - totals.wanted).masked_fill(totals.kept.logical_not(), 0.0);
+}
+
 at::Tensor mean_loss_of(const Totals& totals) {
-  const at::Tensor losses = totals.most + totals.sum.log() - totals.wanted;
-  return losses.masked_fill(totals.kept.logical_not(), 0.0).sum() / totals.kept.sum(at::kFloat);
+  return losses_of(totals).sum() / totals.kept.sum(at::kFloat);
 }
 
 }  // namespace
@@ -235,6 +239,92 @@ JoinedVocabulary join_vocabulary(const std::vector<at::Tensor>& messages, const 
 
 at::Tensor joined_loss(const at::Tensor& stats, const at::Tensor& targets) {
   return mean_loss_of(totals_of(stats, targets));
+}
+
+namespace {
+
+class CutCrossEntropyFunction : public Function<CutCrossEntropyFunction> {
+ public:
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& weight,
+                            const at::Tensor& targets_in, int64_t chunk_bytes, double scale,
+                            const JointPtr& joint, bool wants_gradient) {
+    const InUse in_use{x, weight};
+    const at::Tensor rows = joint->gather(x.reshape({-1, x.size(-1)}).contiguous());
+    const at::Tensor targets = targets_in.reshape({-1}).contiguous();
+    const at::Tensor kept = targets.ne(kernels::kIgnoredTarget);
+    const at::Tensor row_scale = kept.to(at::kFloat).mul_(scale) / kept.sum(at::kFloat).clamp_min(1.0);
+    at::Tensor d_rows = wants_gradient ? at::empty_like(rows) : at::Tensor();
+    at::Tensor d_weight = wants_gradient ? at::empty_like(weight) : at::Tensor();
+    if (wants_gradient && rows.size(0) == 0) d_weight.zero_();
+    at::Tensor loss = at::zeros({}, x.options().dtype(at::kFloat));
+    const int64_t chunk = chunk_of(chunk_bytes, rows, *joint);
+    for (int64_t from = 0; from < rows.size(0); from += chunk) {
+      const int64_t count = std::min(chunk, rows.size(0) - from);
+      const at::Tensor in = rows.narrow(0, from, count), wanted = targets.narrow(0, from, count);
+      const at::Tensor logits = kernels::product(in, weight.t());
+      const Totals totals = totals_of(stats_of_all(logits, wanted, *joint), wanted);
+      loss.add_(losses_of(totals).sum());
+      if (!wants_gradient) continue;
+      const at::Tensor d_logits =
+          logit_gradients(logits, wanted, joint->first_word(),
+                          at::stack({totals.most, totals.sum, row_scale.narrow(0, from, count)}));
+      at::Tensor d_in = d_rows.narrow(0, from, count);
+      kernels::matmul(d_in, d_logits, weight);
+      kernels::matmul(d_weight, d_logits.t(), in, {}, from > 0 ? d_weight : at::Tensor());
+    }
+    if (wants_gradient) {
+      const at::Tensor d_x = joint->reduce_scatter(d_rows).to(x.scalar_type()).view(x.sizes());
+      context->save_for_backward({weight, d_x, d_weight});
+      context->saved_data["scale"] = scale;
+    }
+    return loss / kept.sum(at::kFloat);
+  }
+
+  static variable_list backward(AutogradContext* context, variable_list grads) {
+    refuse_create_graph("nn.cut_cross_entropy");
+    const variable_list saved = context->get_saved_variables();
+    const at::Tensor& weight = saved[0];
+    const at::Tensor factor = grads[0] / context->saved_data["scale"].toDouble();
+    variable_list result(7);
+    result[0] = at::empty_like(saved[1]);
+    kernels::scale(result[0], saved[1], factor);
+    if (!is_reached(weight)) return result;
+    GradTarget target(weight, AddsTo::kFp32Too, GradTarget::kAsItIs);
+    target.adds() ? kernels::add_scaled(target.tensor(), saved[2], factor)
+                  : kernels::scale(target.tensor(), saved[2], factor);
+    result[1] = target.reported();
+    return result;
+  }
+
+ private:
+  /// Ranks exchange the numbers of as many rows at a time, and so all cut rows as the largest part has to.
+  static int64_t chunk_of(int64_t chunk_bytes, const at::Tensor& rows, const Joint& joint) {
+    int64_t most = 1;
+    const std::vector<int64_t>& first = joint.vocabulary();
+    for (size_t rank = 0; rank + 1 < first.size(); ++rank)
+      most = std::max(most, first[rank + 1] - first[rank]);
+    return tokens_at_once(chunk_bytes, rows.new_empty({1, 1}).expand({rows.size(0), most}));
+  }
+
+  /// (ranks, 3, n)
+  static at::Tensor stats_of_all(const at::Tensor& logits, const at::Tensor& targets, const Joint& joint) {
+    const at::Tensor stats = at::empty({kStats, logits.size(0)}, logits.options().dtype(at::kFloat));
+    powers_of(logits, targets, joint.first_word(), stats, /*wanted=*/false);
+    return joint.gather(stats).view({joint.size(), kStats, logits.size(0)});
+  }
+};
+
+}  // namespace
+
+at::Tensor cut_cross_entropy(const at::Tensor& x, const at::Tensor& weight, const LossTarget& target,
+                             const JointPtr& joint) {
+  const int64_t rows = x.numel() / x.size(-1) * joint->size();
+  TRIREME_CHECK(rows == target.targets.numel(),
+                "[nn.cut_cross_entropy] {} rows on {} ranks, but {} targets; each row needs one target", rows,
+                joint->size(), target.targets.numel());
+  const bool wants_gradient = (x.requires_grad() || weight.requires_grad()) && at::GradMode::is_enabled();
+  return CutCrossEntropyFunction::apply(x, weight, target.targets, target.chunk_bytes, target.gradient_scale,
+                                        joint, wants_gradient);
 }
 
 }  // namespace trireme::nn

@@ -44,4 +44,11 @@ JoinedVocabulary join_vocabulary(const std::vector<at::Tensor>& messages, const 
 /// The loss alone of the stats (parts, 3, N) of all parts.
 at::Tensor joined_loss(const at::Tensor& stats, const at::Tensor& targets);
 
+/// linear_cross_entropy() with a vocabulary that is cut over the ranks of `joint`, which exchange three
+/// numbers a token and never logits: x (B, T / n, D) are this rank's rows, weight (R, D) its part of the
+/// vocabulary, targets those of all rows. Gradients are made in the forward pass, part by part of the rows,
+/// and kept for this rank's rows alone. Every rank gets the loss of all rows. Collective over the joint.
+at::Tensor cut_cross_entropy(const at::Tensor& x, const at::Tensor& weight, const LossTarget& target,
+                             const JointPtr& joint);
+
 }  // namespace trireme::nn

@@ -260,6 +260,12 @@ class DataParallel {
     at::Tensor master_;               ///< of that unit
   };
 
+  /// A whole tensor of which every rank along tp holds the part that `entry` says, `held`, of its shape;
+  /// `held` itself where there is nothing to join. Collective over these ranks.
+  at::Tensor joined(const plan::FlatEntry& entry, const at::Tensor& held) const;
+  /// Whether this rank writes what all ranks of its stage have: the first one along all axes.
+  bool is_writer() const { return mesh_.stage->rank() == 0; }
+
   /// Calls body(name, fp32 CPU tensor) for every parameter in name order, on every rank; one with several
   /// names comes once, by its first (aliases()). Gathers one unit at a time. Collective.
   void visit_weights(const std::function<void(const std::string&, const at::Tensor&)>& body);

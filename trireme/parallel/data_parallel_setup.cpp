@@ -42,7 +42,7 @@ DataParallel::DataParallel(torch::nn::Module& module, const std::vector<plan::Un
                            UseFrom use_from)
     : module_(module),
       options_(checked(options)),
-      mesh_(checked(mesh)),
+      mesh_(checked(mesh, units)),
       use_from_(use_from),
       groups_(make_groups()),
       beside_(options.overlap && !options.device.is_cpu()),
@@ -103,6 +103,7 @@ UnitGroups DataParallel::make_groups() const {
   const comm::Mesh& mesh = mesh_;
   const int64_t rank = mesh.world->rank();
   UnitGroups groups;
+  groups.tp = mesh.tp_gradients;
   groups.shard = options_.policy.hybrid ? mesh.shard : mesh.dp;
   groups.replicate = options_.policy.hybrid ? mesh.replicate : mesh.world->make_group("self", {rank});
   const int64_t together = options_.policy.reshard_after_forward;
@@ -157,7 +158,7 @@ std::vector<std::unique_ptr<FlatUnit>> DataParallel::make_units(const std::vecto
 
 plan::EngineSetting DataParallel::setting() const {
   return {.policy = options_.policy,
-          .mesh = mesh_.shape,
+          .mesh = mesh_.shape.of_engine(),
           .compute_bytes = static_cast<int64_t>(c10::elementSize(options_.compute)),
           .wire_bytes = static_cast<int64_t>(c10::elementSize(options_.reduce)),
           .wire_as_computed = options_.compute == options_.reduce,

@@ -38,6 +38,8 @@ int64_t DataParallel::symmetric_bytes() const {
 
 std::vector<comm::Group*> DataParallel::groups() const {
   std::vector<comm::Group*> all = {groups_.shard.get(), groups_.replicate.get(), groups_.after_forward.get()};
+  if (mesh_.cp->size() > 1) all.push_back(mesh_.cp.get());
+  if (mesh_.tp->size() > 1) all.insert(all.end(), {mesh_.tp.get(), mesh_.tp_gradients.get()});
   std::erase(all, nullptr);
   return all;
 }

@@ -28,6 +28,7 @@ struct UnitGroups {
   std::shared_ptr<comm::Group> replicate;  ///< ranks with the same shard; often a group of one
   std::shared_ptr<comm::Group>
       after_forward;  ///< ranks that share the parameters between forward and backward; none: `shard`
+  std::shared_ptr<comm::Group> tp;  ///< among which are the copies of parameters (plan::Part::copies)
 };
 
 /// What the units of an engine share.
@@ -262,6 +263,8 @@ class FlatUnit {
   plan::Range measured_range() const;
   void measure(at::Tensor& squares, const plan::Range& part) const;
   void measure_gradient();
+  void measure_counted(at::Tensor& squares) const;
+  void sum_copies();
   bool shows_reduced() const;
 
   /// Of a parameter, what decides how optimizers round its state.

@@ -144,6 +144,7 @@ void FlatUnit::reduce_over_ranks(at::Tensor& shard, const at::Tensor& wire) {
 }
 
 void FlatUnit::reduce(bool last_micro_batch) {
+  sum_copies();
   const comm::Subject working_on(*groups_.shard, subject());
   if (reduces_locally()) return take_local_gradients(last_micro_batch);
   if (compressor_) multiply(gradients(), shared_.before_hook);
@@ -159,6 +160,30 @@ void FlatUnit::reduce(bool last_micro_batch) {
   }
   reduced_any_ = true;
   if (last_micro_batch) measure_gradient();
+}
+
+/// Each rank has the gradient of its own rows, and those that have the same elements add them up in the order
+/// of ranks.
+void FlatUnit::sum_copies() {
+  if (groups_.tp->size() == 1) return;
+  std::vector<size_t> copied;
+  for (size_t i = 0; i < params_.size(); ++i)
+    if (layout_.entries()[i].part.copies > 1) copied.push_back(i);
+  if (copied.empty()) return;
+  std::vector<at::Tensor> mine;
+  for (const size_t i : copied) mine.push_back(view_of(gradients(), i).reshape({-1}).to(at::kFloat));
+  const comm::Subject working_on(*groups_.tp, subject());
+  const at::Tensor all = comm::gather_rows(*groups_.tp, at::cat(mine));
+  int64_t offset = 0;
+  for (const size_t i : copied) {
+    const plan::FlatEntry& entry = layout_.entries()[i];
+    const int64_t copies = entry.part.copies, first = groups_.tp->rank() / copies * copies;
+    at::Tensor sum = all[first].narrow(0, offset, entry.numel).clone();
+    for (int64_t rank = first + 1; rank < first + copies; ++rank)
+      sum.add_(all[rank].narrow(0, offset, entry.numel));
+    view_of(gradients(), i).copy_(sum.view(entry.shape));
+    offset += entry.numel;
+  }
 }
 
 /// Runs beside the reductions of units to come; only the update waits for it.
@@ -198,14 +223,36 @@ void FlatUnit::measure(at::Tensor& squares, const plan::Range& part) const {
 }
 
 void FlatUnit::measure_gradient() {
-  measure(grad_squares_, measured_range());
+  measure_counted(grad_squares_);
+}
+
+/// The first copy of a parameter counts, and no other. Without copies that is all of the range at once.
+void FlatUnit::measure_counted(at::Tensor& squares) const {
+  const plan::Range range = measured_range();
+  int64_t begin = range.begin;
+  std::vector<plan::Range> runs;
+  for (const plan::FlatEntry& entry : layout_.entries()) {
+    if (entry.part.copy == 0) continue;
+    const plan::Range copy = plan::intersect(range, {entry.offset, entry.end()});
+    if (copy.size() == 0) continue;
+    if (copy.begin > begin) runs.push_back({begin, copy.begin});
+    begin = copy.end;
+  }
+  if (begin < range.end) runs.push_back({begin, range.end});
+  if (runs.size() == 1) return measure(squares, runs.front());
+  squares.zero_();
+  for (const plan::Range& run : runs) {
+    at::Tensor of_run = at::zeros_like(squares);
+    measure(of_run, run);
+    squares.add_(of_run);
+  }
 }
 
 at::Tensor FlatUnit::grad_squares_of(size_t index) const {
   const plan::FlatEntry& entry = layout_.entries()[index];
   const plan::Range part = plan::intersect(measured_range(), {entry.offset, entry.end()});
   at::Tensor squares = at::zeros_like(grad_squares_);
-  if (part.size() > 0) measure(squares, part);
+  if (part.size() > 0 && entry.part.copy == 0) measure(squares, part);
   return squares;
 }
 

@@ -60,7 +60,7 @@ at::Tensor FlatUnit::piece_grad_squares_of(size_t index) const {
   at::Tensor squares = at::zeros_like(grad_squares_);
   const at::Tensor& grad = pieces_[index].master.grad();
   const plan::Range owned = owned_part(index), part = plan::intersect(measured_range(), owned);
-  if (!grad.defined() || part.size() == 0) return squares;
+  if (!grad.defined() || part.size() == 0 || layout_.entries()[index].part.copy > 0) return squares;
   const at::Tensor flat = grad.to(at::kFloat).reshape({-1});
   kernels::sum_of_squares(squares, flat.narrow(0, part.begin - owned.begin, part.size()));
   return reduces_locally() ? squares.div_(static_cast<double>(groups_.shard->size())) : squares;
@@ -69,7 +69,7 @@ at::Tensor FlatUnit::piece_grad_squares_of(size_t index) const {
 at::Tensor FlatUnit::piece_grad_squares() const {
   at::Tensor sum = at::zeros_like(grad_squares_);
   if (shows_reduced()) {
-    measure(sum, measured_range());  // in one go, as at the reduction, so that policies agree
+    measure_counted(sum);  // in one go, as at the reduction, so that policies agree
     return sum;
   }
   for (const Piece& piece : pieces_) sum.add_(piece_grad_squares_of(piece.param));

@@ -50,15 +50,18 @@ const Options& checked(const Options& options) {
                     options.policy.label(), obstacle);
 }
 
-const comm::Mesh& checked(const comm::Mesh& mesh) {
-  for (const plan::Axis axis : {plan::Axis::kTp, plan::Axis::kCp}) {
-    if (mesh.shape.size(axis) == 1) continue;
-    throw ConfigError(
-        "[parallel.options] the mesh ({}) has {} ranks along {}, but modules and pipelines are not split "
-        "along "
-        "it, so these ranks would train copies of one part; make the mesh with {} of 1",
-        mesh.shape.to_string(), mesh.shape.size(axis), plan::kAxisNames[static_cast<size_t>(axis)],
-        plan::kAxisNames[static_cast<size_t>(axis)]);
+const comm::Mesh& checked(const comm::Mesh& mesh, const std::vector<plan::UnitSpec>& units) {
+  const int64_t ranks = mesh.shape.size(plan::Axis::kTp);
+  if (ranks == 1) return mesh;
+  for (const plan::UnitSpec& unit : units) {
+    for (const plan::ParamSpec& param : unit.params) {
+      if (!param.part.is_whole() || param.part.copies == ranks) continue;
+      throw ConfigError(
+          "[parallel.options] the mesh ({}) has {} ranks along tp, but parameter {} is not split along it, "
+          "so "
+          "these ranks would train copies of one part; make the mesh with tp of 1",
+          mesh.shape.to_string(), ranks, param.name);
+    }
   }
   return mesh;
 }

@@ -7,10 +7,12 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <vector>
 
 #include "trireme/nn/fp8.h"
 #include "trireme/optim/optimizer.h"
 #include "trireme/parallel/compression.h"
+#include "trireme/plan/model_facts.h"
 #include "trireme/plan/policy.h"
 #include "trireme/plan/region.h"
 
@@ -60,8 +62,9 @@ struct Options {
 
 /// The options; throws ConfigError that names a value out of its bounds, and options that do not go together.
 const Options& checked(const Options& options);
-/// The mesh; throws ConfigError where it has ranks along tp or cp, along which nothing here splits a module.
-const comm::Mesh& checked(const comm::Mesh& mesh);
+/// The mesh; throws ConfigError where it has ranks along tp, and `units` name a parameter that is neither a
+/// part for each of them nor a copy on all.
+const comm::Mesh& checked(const comm::Mesh& mesh, const std::vector<plan::UnitSpec>& units);
 
 /// To which group of an optimizer a parameter belongs.
 using GroupRule = std::function<optim::Group(const std::string& name, at::IntArrayRef shape)>;

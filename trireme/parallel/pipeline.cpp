@@ -42,15 +42,21 @@ comm::Mesh stage_mesh(const plan::Schedule& schedule, const comm::Mesh& mesh) {
   sizes[static_cast<size_t>(plan::Axis::kDpReplicate)] *= 2;
   comm::Mesh result = mesh;
   result.shape = plan::MeshShape(sizes);
-  result.dp = mesh.world->make_group("both_ways", both({plan::Axis::kDpReplicate, plan::Axis::kDpShard}));
+  result.dp = mesh.world->make_group("both_ways",
+                                     both({plan::Axis::kDpReplicate, plan::Axis::kDpShard, plan::Axis::kCp}));
   result.replicate = mesh.world->make_group("both_ways_replicate", both({plan::Axis::kDpReplicate}));
+  result.stage = result.dp;
+  if (mesh.tp->size() > 1)
+    result.stage = mesh.world->make_group(
+        "both_ways_stage",
+        both({plan::Axis::kDpReplicate, plan::Axis::kDpShard, plan::Axis::kCp, plan::Axis::kTp}));
   result.dp_rank = result.dp->rank();
   return result;
 }
 
 Pipeline::Pipeline(plan::Schedule schedule, std::vector<Stage> stages, StageLoss loss, const comm::Mesh& mesh,
                    const PipelineOptions& options)
-    : schedule_(std::move(schedule)), loss_(std::move(loss)), mesh_(checked(mesh)), options_(options) {
+    : schedule_(std::move(schedule)), loss_(std::move(loss)), mesh_(mesh), options_(options) {
   check_mesh();
   agree_on_schedule();
   actions_ = plan::lower(schedule_, rank(), options_.ahead);

@@ -32,7 +32,8 @@ void visit_pieces(DataParallel& engine, const OptimizerState* optimizer, const B
       for (size_t kind = 0; kind < state.pieces.size(); ++kind) {
         if (!state.pieces[kind].defined()) continue;
         const std::string& word = optimizer->kinds()[kind];
-        body({local ? local_name(engine.mesh().dp_rank, word, entry.name) : optimizer_name(word, entry.name),
+        body({local ? local_name(engine.mesh().dp->rank(), word, entry.name)
+                    : optimizer_name(word, entry.name),
               entry.whole_shape(), region, state.pieces[kind],
               local ? HeldBy::kThisRank : HeldBy::kReplicas});
       }
@@ -44,7 +45,7 @@ void visit_pieces(DataParallel& engine, const OptimizerState* optimizer, const B
     }
     if (optimizer == nullptr) continue;
     std::vector<StatePiece> owed;
-    add_hook_pieces(flat, engine.mesh().dp_rank, owed);
+    add_hook_pieces(flat, engine.mesh().dp->rank(), owed);
     std::ranges::for_each(owed, body);
   }
   for (const auto& [name, buffer] : module_buffers(engine.module()).tensors)
@@ -65,7 +66,7 @@ std::vector<StatePiece> pieces_of(DataParallel& engine, const OptimizerState* op
 std::map<std::string, at::Tensor> whole_tensors(DataParallel& engine, const OptimizerState* optimizer,
                                                 On on) {
   std::map<std::string, at::Tensor> tensors;
-  const bool keeps = on == On::kEveryRank || engine.mesh().dp->rank() == 0;
+  const bool keeps = on == On::kEveryRank || engine.is_writer();
   WholeState(engine, optimizer).visit([&](const std::string& name, const at::Tensor& tensor) {
     if (keeps)
       tensors.emplace(name, tensor.detach().to(at::kCPU, tensor.scalar_type(), false, /*copy=*/true));

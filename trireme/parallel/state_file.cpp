@@ -49,7 +49,7 @@ void save(DataParallel& engine, const OptimizerState* optimizer, const std::stri
   const WholeState state(engine, optimizer);
   std::unique_ptr<checkpoint::SafetensorsWriter> writer;
   std::exception_ptr error;
-  if (engine.mesh().dp->rank() == 0) {
+  if (engine.is_writer()) {
     error = error_of(
         [&] { writer = open_file(state.tensors(), state.aliases(), path, optimizer != nullptr, notes); });
   }
@@ -57,7 +57,7 @@ void save(DataParallel& engine, const OptimizerState* optimizer, const std::stri
     if (writer && !error) error = error_of([&] { writer->write(name, tensor); });
   });
   if (writer && !error) error = error_of([&] { writer->commit(); });
-  comm::throw_together(*engine.mesh().dp, error, "parallel.state_file");
+  comm::throw_together(*engine.mesh().stage, error, "parallel.state_file");
 }
 
 Initializer values_of(const StateReader& reader) {

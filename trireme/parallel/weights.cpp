@@ -24,9 +24,37 @@ at::Tensor DataParallel::Weights::whole(const std::string& parameter) {
     gathered_ = unit;
   }
   const plan::FlatEntry& entry = engine_.units_[unit]->layout().entry(parameter);
-  return master_.narrow(0, entry.offset, entry.numel)
-      .view(entry.shape)
+  return engine_.joined(entry, master_.narrow(0, entry.offset, entry.numel).view(entry.shape))
       .to(at::kCPU, at::kFloat, /*non_blocking=*/false, /*copy=*/true);
+}
+
+/// Ranks tell each other where their boxes are, which differ in size where a vocabulary is uneven.
+at::Tensor DataParallel::joined(const plan::FlatEntry& entry, const at::Tensor& held) const {
+  if (mesh_.tp->size() == 1 || entry.part.is_whole()) return held;
+  const plan::Region mine = entry.region({entry.offset, entry.end()});
+  const comm::Subject subject(*mesh_.tp, entry.name);
+  std::vector<double> box(mine.start.begin(), mine.start.end());
+  box.insert(box.end(), mine.extent.begin(), mine.extent.end());
+  const auto boxes = comm::gather_scalars(*mesh_.tp, box);
+  std::vector<plan::Region> regions;
+  int64_t most = 0;
+  for (const std::vector<double>& numbers : boxes) {
+    const auto middle = numbers.begin() + std::ssize(mine.start);
+    regions.push_back(plan::Region::box({numbers.begin(), middle}, {middle, numbers.end()}));
+    most = std::max(most, regions.back().numel());
+  }
+  at::Tensor padded = at::zeros({most}, held.options());
+  padded.narrow(0, 0, held.numel()).copy_(held.reshape({-1}));
+  const at::Tensor all = comm::gather_rows(*mesh_.tp, padded);
+  at::Tensor whole = at::empty(mine.shape_in(entry.part.whole), held.options());
+  for (size_t rank = 0; rank < regions.size(); ++rank) {
+    at::Tensor place = whole;
+    for (int64_t dim = 0; dim < place.dim(); ++dim)
+      place = place.narrow(dim, regions[rank].start[static_cast<size_t>(dim)],
+                           regions[rank].extent[static_cast<size_t>(dim)]);
+    place.copy_(all[static_cast<int64_t>(rank)].narrow(0, 0, regions[rank].numel()).view(place.sizes()));
+  }
+  return whole.view(entry.part.whole);
 }
 
 void DataParallel::visit_weights(const std::function<void(const std::string&, const at::Tensor&)>& body) {

@@ -36,11 +36,11 @@ WholeState::WholeState(DataParallel& engine, const OptimizerState* optimizer)
   for (const auto& unit : engine.units()) {
     for (const plan::FlatEntry& entry : unit->layout().entries()) {
       TRIREME_CHECK(
-          entry.part.is_whole(),
+          entry.part.is_whole() || engine.mesh().tp->size() > 1,
           "[parallel.state] the engine has a part of {}, [{}] of [{}], and no whole tensor of it; save "
           "sharded_state() of all engines",
           entry.name, fmt::join(entry.shape, ", "), fmt::join(entry.whole_shape(), ", "));
-      declare(entry.name, {.shape = entry.shape, .dtype = at::kFloat});
+      declare(entry.name, {.shape = entry.whole_shape(), .dtype = at::kFloat});
     }
   }
   ModuleBuffers buffers = module_buffers(engine.module());
@@ -80,7 +80,7 @@ void WholeState::agree() {
         known.kinds.push_back(*next++ > 0.0);
         if (known.kinds.back())
           declare(optimizer_name(optimizer_->kinds()[kind], entry.name),
-                  {.shape = entry.shape, .dtype = at::kFloat});
+                  {.shape = entry.whole_shape(), .dtype = at::kFloat});
       }
       known.step = static_cast<int64_t>(*next++);
       if (known.step >= 0) declare(optimizer_name("step", entry.name), {.shape = {}, .dtype = at::kLong});
@@ -95,7 +95,8 @@ void WholeState::visit(const std::function<void(const std::string&, const at::Te
     {
       const at::Tensor master = flat.gather(flat.master());
       for (const plan::FlatEntry& entry : flat.layout().entries())
-        body(entry.name, master.narrow(0, entry.offset, entry.numel).view(entry.shape));
+        body(entry.name,
+             engine_.joined(entry, master.narrow(0, entry.offset, entry.numel).view(entry.shape)));
     }
     if (optimizer_ != nullptr) visit_optimizer(unit, body);
   }
@@ -122,7 +123,7 @@ void WholeState::visit_optimizer(
       const plan::FlatEntry& entry = entries[param];
       if (has(known_[unit][param]))
         body(optimizer_name(optimizer_->kinds()[kind], entry.name),
-             whole.narrow(0, entry.offset, entry.numel).view(entry.shape));
+             engine_.joined(entry, whole.narrow(0, entry.offset, entry.numel).view(entry.shape)));
     }
   }
   for (size_t param = 0; param < entries.size(); ++param) {

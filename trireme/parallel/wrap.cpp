@@ -268,13 +268,12 @@ std::vector<plan::UnitSpec> block_units(const Module& module, const std::vector<
 
 std::unique_ptr<DataParallel> data_parallel(Module& module, const comm::Mesh& mesh,
                                             const WrapOptions& options) {
-  const Options engine =
-      prepare(module, checked(mesh), options, "ddp", "data_parallel", [](const Options& made) {
-        if (made.policy.shard_parameters)
-          throw ConfigError(
-              "[parallel.data_parallel] {} shards parameters; use fully_shard, or ddp, zero1 or zero2",
-              made.policy.label());
-      });
+  const Options engine = prepare(module, mesh, options, "ddp", "data_parallel", [](const Options& made) {
+    if (made.policy.shard_parameters)
+      throw ConfigError(
+          "[parallel.data_parallel] {} shards parameters; use fully_shard, or ddp, zero1 or zero2",
+          made.policy.label());
+  });
   const Initializer initializer = values_of(module, mesh);
   const auto units = plan::make_buckets(param_specs(module), c10::elementSize(engine.compute),
                                         plan::bucket_bytes(options.bucket_mib));
@@ -284,7 +283,7 @@ std::unique_ptr<DataParallel> data_parallel(Module& module, const comm::Mesh& me
 std::unique_ptr<DataParallel> fully_shard(Module& module, const comm::Mesh& mesh,
                                           const WrapOptions& options) {
   std::vector<plan::UnitSpec> units;
-  const Options engine = prepare(module, checked(mesh), options, "fsdp", "fully_shard", [&](const Options&) {
+  const Options engine = prepare(module, mesh, options, "fsdp", "fully_shard", [&](const Options&) {
     units = block_units(module, options.blocks, options.min_unit_numel);
   });
   const Initializer initializer = values_of(module, mesh);

@@ -7,9 +7,11 @@
 #include "trireme/plan/config_internal.h"
 #include "trireme/plan/model_family.h"
 #include "trireme/plan/optimizer.h"
+#include "trireme/plan/pipeline.h"
 #include "trireme/plan/policy.h"
 #include "trireme/plan/saved_copy.h"
 #include "trireme/plan/schedule.h"
+#include "trireme/plan/tensor_split.h"
 
 namespace trireme::plan {
 namespace {
@@ -35,7 +37,8 @@ class Checker {
     check_loss_scale();
     check_fp8();
     check_deterministic();
-    check_engine();
+    check_tensor_parallel();
+    check_context_parallel();
     check_buckets();
     check_hook();
     if (config_.parallel.pp > 1) check_pipeline(config_, origins_);
@@ -344,18 +347,68 @@ class Checker {
     }
   }
 
-  /// Settings that the engine of this build does not run.
-  void check_engine() const {
-    const ParallelConfig& parallel = config_.parallel;
-    const std::pair<const char*, int64_t> axes[] = {{"parallel.tp", parallel.tp},
-                                                    {"parallel.cp", parallel.cp}};
-    for (const auto& [key, value] : axes) {
-      if (value == 1) continue;
+  /// What ranks along cp cannot share.
+  void check_context_parallel() const {
+    const int64_t ranks = config_.parallel.cp;
+    if (ranks == 1) return;
+    const std::string cp = said("parallel.cp", ranks);
+    if (!family_.attends)
       throw ConfigError(
-          "[plan.config] {} is not supported yet: only dp_replicate, dp_shard and pp can be above 1; set it "
-          "to 1",
-          said(key, value));
+          "[plan.config] {}: models of family {} have no attention over tokens; use gpt2 or llama", cp,
+          model_.family);
+    const int64_t tp = config_.parallel.tp, heads = model_.n_heads / tp,
+                  kv = std::max<int64_t>(1, complete(model_, config_.data.seq_len).n_kv_heads / tp);
+    if (heads % ranks != 0 || (kv % ranks != 0 && ranks % kv != 0)) {
+      throw ConfigError(
+          "[plan.config] {} ranks cannot share {} heads and {} key and value heads{}, of which each computes "
+          "attention for some; use a divisor of the heads",
+          cp, heads, kv, tp > 1 ? fmt::format(" of a rank along tp ({})", said("parallel.tp", tp)) : "");
     }
+    if (config_.data.seq_len % (ranks * tp) != 0) {
+      throw ConfigError(
+          "[plan.config] {} x tp={} does not divide {}, but ranks have equal parts of each sequence; make "
+          "data.seq_len a multiple of {}",
+          cp, tp, said("data.seq_len", config_.data.seq_len), ranks * tp);
+    }
+    const auto refuse = [&](const std::string& with, std::string_view why) {
+      throw ConfigError("[plan.config] {} cannot be combined with {}: {}", cp, with, why);
+    };
+    if (model_.dropout > 0.0)
+      refuse(said("model.dropout", model_.dropout),
+             "attention would drop other weights than on one rank; set model.dropout to 0");
+    if (config_.pipeline.spread_head)
+      refuse(said("pipeline.spread_head", true), "set pipeline.spread_head to false");
+  }
+
+  /// What ranks along tp cannot share, or do not keep alike.
+  void check_tensor_parallel() const {
+    const int64_t ranks = config_.parallel.tp;
+    if (ranks == 1) return;
+    const std::string tp = said("parallel.tp", ranks);
+    if (const std::string obstacle = split_obstacle(complete(model_, config_.data.seq_len), ranks);
+        !obstacle.empty())
+      throw ConfigError("[plan.config] {}: {}", tp, obstacle);
+    if (config_.data.seq_len % ranks != 0) {
+      throw ConfigError(
+          "[plan.config] {} does not divide {}, but ranks have equal rows of tokens between layers; make "
+          "data.seq_len a multiple of it",
+          tp, said("data.seq_len", config_.data.seq_len));
+    }
+    const auto refuse = [&](const std::string& with, std::string_view why) {
+      throw ConfigError("[plan.config] {} cannot be combined with {}: {}", tp, with, why);
+    };
+    if (config_.pipeline.spread_head)
+      refuse(said("pipeline.spread_head", true),
+             "both cut the vocabulary; set pipeline.spread_head to false");
+    if (config_.precision.fp8.recipe != Fp8::kOff && config_.precision.fp8.head)
+      refuse(said("precision.fp8_head", true),
+             "the head multiplies its part of the vocabulary in bf16; set precision.fp8_head to false");
+    if (config_.precision.compute == Dtype::kFp16)
+      refuse(said("precision.compute", config_.precision.compute),
+             "sums in a fixed order take bf16 or fp32; set precision.compute to bf16");
+    if (const CommHook hook = config_.parallel.comm_hook; !keeps_copies_equal(hook))
+      refuse(said("parallel.comm_hook", hook),
+             "copies of norms would drift apart; set parallel.comm_hook to none, fp16 or local_sgd");
   }
 
   void check_buckets() const {

@@ -57,6 +57,9 @@ std::string cuda_graphs_obstacle(const Config& config, bool gpu, int64_t ranks) 
   if (parallel.pp > 1) {
     return fmt::format("passes wait for other stages of the pipeline (parallel.pp={})", parallel.pp);
   }
+  for (const auto& [key, ranks] : {std::pair("tp", parallel.tp), std::pair("cp", parallel.cp)})
+    if (ranks > 1)
+      return fmt::format("ranks exchange activations within a pass (parallel.{}={})", key, ranks);
   if (scales_loss(config.precision)) return "the loss scale changes between steps (precision.scaling)";
   if (parallel.comm_hook != CommHook::kNone) {
     return fmt::format("gradients pass through a hook (parallel.comm_hook={})", parallel.comm_hook);

@@ -15,7 +15,7 @@ std::vector<ParamSpec> embeddings(const ModelConfig& model) {
 UnitSpec block(const ModelConfig& model, int64_t layer) {
   const int64_t d = model.d_model, f = model.d_ff, q = query_width(model);
   const std::string name = fmt::format("transformer.h.{}", layer);
-  return {
+  UnitSpec unit{
       name,
       {ones(name + ".ln_1.weight", d), zeros(name + ".ln_1.bias", d),
        matrix(model, name + ".attn.c_attn.weight", {d, 3 * q}, BlockLayer::kQkv),
@@ -26,6 +26,9 @@ UnitSpec block(const ModelConfig& model, int64_t layer) {
        zeros(name + ".mlp.c_fc.bias", f),
        residual_matrix(model, name + ".mlp.c_proj.weight", {f, d}, BlockLayer::kFeedForwardOut),
        zeros(name + ".mlp.c_proj.bias", d)}};
+  for (ParamSpec& param : unit.params)
+    if (param.name.starts_with(name + ".attn.c_attn.")) param.packed = 3;
+  return unit;
 }
 
 std::vector<ParamSpec> final_norm(const ModelConfig& model) {

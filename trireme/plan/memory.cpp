@@ -27,6 +27,8 @@
 #include "trireme/plan/saved_copy.h"
 #include "trireme/plan/spread_head.h"
 #include "trireme/plan/stage_program.h"
+#include "trireme/plan/tensor_split.h"
+#include "trireme/plan/tensor_transfers.h"
 
 namespace trireme::plan {
 namespace {
@@ -102,10 +104,17 @@ std::vector<ProgramUnit> units_of_images(const std::vector<UnitSpec>& units, con
   return result;
 }
 
+/// Tokens of a micro-batch of which a rank has rows. What it has of all tokens, some features or words, is as
+/// much as if it had all of these.
+double tokens_of_rank(const Config& config, const ModelFacts& facts, const BatchPlan& batch) {
+  return static_cast<double>(batch.micro_batch * config.data.seq_len) /
+         static_cast<double>(facts.split.ranks * facts.split.contexts);
+}
+
 /// Bytes that each stage sends to the next one.
 std::vector<int64_t> boundaries_of(const Config& config, const ModelFacts& facts, const BatchPlan& batch,
                                    const PipelinePlan& plan) {
-  const auto tokens = static_cast<double>(batch.micro_batch * config.data.seq_len);
+  const double tokens = tokens_of_rank(config, facts, batch);
   const double of_token = static_cast<double>(config.model.d_model * bytes_of(config.precision.compute));
   std::vector<int64_t> bytes;
   for (int64_t stage = 0; stage < plan.schedule.stages; ++stage) {
@@ -123,7 +132,7 @@ std::vector<ProgramUnit> units_of_program(const std::vector<UnitSpec>& units, co
                                           const ModelFacts& facts, const BatchPlan& batch,
                                           const EngineSetting& setting, const Schedule& schedule,
                                           int64_t index) {
-  const auto tokens = static_cast<double>(batch.micro_batch * config.data.seq_len);
+  const double tokens = tokens_of_rank(config, facts, batch);
   const int64_t width = config.model.d_model * bytes_of(config.precision.compute);
   if (schedule.is_head_part(index)) return units_of_head_part(units, config, batch, setting);
   if (reads_images(config.model.family)) return units_of_images(units, batch, setting);
@@ -184,6 +193,7 @@ StepProgram pipeline_program(const Config& config, const ModelFacts& facts, cons
   const EngineSetting setting = setting_in_stages(given, plan.schedule);
   std::vector<ProgramStage> stages;
   std::vector<ImageCosts> costs;
+  std::vector<UnitSpec> all_units;
   for (const int64_t index : plan.schedule.stages_of(pp_rank)) {
     std::vector<UnitSpec> units = stage_units(config.model, facts, units_of_stage(plan.split, index));
     units.front().name = fmt::format("{} of stage {}", kRootUnit, index);
@@ -192,6 +202,7 @@ StepProgram pipeline_program(const Config& config, const ModelFacts& facts, cons
     const bool has_copy =
         index == 0 || (plan.schedule.spread_head ? is_part : index + 1 == plan.schedule.stages);
     for (const UnitSpec& unit : units) costs.push_back(unit.image);
+    all_units.insert(all_units.end(), units.begin(), units.end());
     ProgramStage& stage = stages.emplace_back();
     stage.index = index;
     stage.units = units_of_program(units, config, facts, batch, setting, plan.schedule, index);
@@ -204,6 +215,7 @@ StepProgram pipeline_program(const Config& config, const ModelFacts& facts, cons
       plan.schedule, passes, stages,
       {.boundaries = boundaries_of(config, facts, batch, plan), .part = parts.part, .totals = parts.totals});
   add_norm_transfers(program, costs, config, setting);
+  add_tensor_transfers(program, all_units, config, facts, batch);
   return program;
 }
 
@@ -235,9 +247,24 @@ double fp8_copies_of_head(const Config& config, double logits, double weight) {
   return has_fp8_head(config) ? logits + 2.0 * weight : 0.0;
 }
 
+/// Every rank has all rows of the head's input and of its gradient while it makes the loss, logits of some
+/// rows at a time, and keeps the gradients of its own rows and of its part of the weight.
+int64_t kept_by_cut_loss(const Config& config, const ModelFacts& facts, int64_t tokens, int64_t in_flight) {
+  const auto bytes = static_cast<double>(bytes_of(config.precision.compute)),
+             width = static_cast<double>(config.model.d_model), rows = static_cast<double>(tokens),
+             vocab = static_cast<double>(
+                 split_model(complete(config.model, config.data.seq_len), facts.split).vocab_size),
+             chunk = static_cast<double>(config.memory.loss_chunk_mib << 20);
+  const double kept = (rows / static_cast<double>(facts.split.ranks) + vocab) * width * bytes;
+  return at_most_62_bits(std::min(rows * vocab * bytes, chunk) + 2.0 * rows * width * bytes +
+                         static_cast<double>(in_flight) * kept);
+}
+
 /// A CPU keeps the logits of each micro-batch and what made them. A GPU computes them in parts and keeps the
 /// gradients of the head's input and weight; if the vocabulary is padded, also a padded copy of the weight.
-int64_t kept_by_loss(const Config& config, int64_t tokens, int64_t in_flight, Device device) {
+int64_t kept_by_loss(const Config& config, const ModelFacts& facts, int64_t tokens, int64_t in_flight,
+                     Device device) {
+  if (facts.split.ranks > 1) return kept_by_cut_loss(config, facts, tokens, in_flight);
   const auto width = static_cast<double>(config.model.d_model),
              bytes = static_cast<double>(bytes_of(config.precision.compute));
   const auto rows = static_cast<double>(tokens), count = static_cast<double>(in_flight);
@@ -263,9 +290,9 @@ int64_t at_work_on_part(const Config& config, int64_t tokens, int64_t rows, Devi
 
 /// The logits of a model in one piece: the head's input counts as activations, and models of images have
 /// whole logits.
-int64_t logits_of_whole(const Config& config, int64_t tokens, Device device) {
-  if (device == Device::kCuda && !reads_images(config.model.family))
-    return kept_by_loss(config, tokens, 1, device);
+int64_t logits_of_whole(const Config& config, const ModelFacts& facts, int64_t tokens, Device device) {
+  if (facts.split.ranks > 1 || (device == Device::kCuda && !reads_images(config.model.family)))
+    return kept_by_loss(config, facts, tokens, 1, device);
   return at_most_62_bits(static_cast<double>(tokens) *
                          static_cast<double>(config.model.vocab_size * bytes_of(config.precision.compute)));
 }
@@ -303,6 +330,7 @@ StepProgram unchecked_program(const Config& config, const ModelFacts& facts, con
   std::vector<ImageCosts> costs;
   for (const UnitSpec& unit : facts.units) costs.push_back(unit.image);
   add_norm_transfers(program, costs, config, setting);
+  add_tensor_transfers(program, specs, config, facts, batch);
   return program;
 }
 
@@ -323,13 +351,15 @@ StepProgram checked_program(const Config& config, const ModelFacts& facts, const
 RankBytes bytes_of_rank(const Config& config, const ModelFacts& facts, const BatchPlan& batch,
                         const StepProgram& program, Device device, const PipelinePlan& plan,
                         int64_t pp_rank) {
-  const int64_t tokens = batch.micro_batch * config.data.seq_len;
+  const int64_t sequences = batch.micro_batch * config.data.seq_len,
+                tokens = sequences / facts.split.contexts;
   RankBytes bytes{.state = state_bytes(program),
                   .gathered = gathered_bytes(program),
-                  .activations = activation_bytes(facts, tokens, device),
-                  .logits = logits_of_whole(config, tokens, device),
+                  .activations = activation_bytes(facts, sequences, device),
+                  .logits = logits_of_whole(config, facts, tokens, device),
                   .baseline = process_baseline(device)};
-  const MeshShape mesh = MeshShape::fit(config.parallel, batch.dp_size * config.parallel.pp);
+  const MeshShape mesh = MeshShape::fit(
+      config.parallel, batch.dp_size * config.parallel.pp * config.parallel.cp * config.parallel.tp);
   if (!saves_in_place(config, device))
     bytes.saved_copy = saved_copy_bytes(config, facts, mesh, plan, pp_rank);
   if (device == Device::kCuda) bytes.pinned_copy = pinned_bytes(bytes.saved_copy);
@@ -346,7 +376,7 @@ RankBytes bytes_of_rank(const Config& config, const ModelFacts& facts, const Bat
   if (in_flight == 0) {
     bytes.logits = 0;
   } else if (!reads_images(config.model.family)) {
-    bytes.logits = kept_by_loss(config, tokens, in_flight, device);
+    bytes.logits = kept_by_loss(config, facts, tokens, in_flight, device);
   }
   return bytes;
 }
@@ -357,7 +387,8 @@ std::vector<RankBytes> bytes_of_ranks(const Config& given, int64_t ranks, Device
   const Config config = settle_recompute(given, device);
   const MeshShape mesh = MeshShape::fit(config.parallel, ranks);
   const BatchPlan batch = plan_batch(config, mesh);
-  const ModelFacts facts = describe(config.model, config.data.seq_len, config.precision, config.memory);
+  const ModelFacts facts = describe(config.model, config.data.seq_len, config.precision, config.memory,
+                                    largest_split(config.parallel));
   const EngineSetting setting = engine_setting(config, mesh, batch.accumulation, device);
   std::vector<RankBytes> all;
   for (int64_t pp_rank = 0; pp_rank < config.parallel.pp; ++pp_rank) {

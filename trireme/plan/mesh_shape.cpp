@@ -59,6 +59,13 @@ MeshShape MeshShape::fit(const ParallelConfig& parallel, int64_t world_size) {
   return MeshShape(sizes);
 }
 
+MeshShape MeshShape::of_engine() const {
+  Coordinates sizes = sizes_;
+  sizes[static_cast<size_t>(Axis::kDpShard)] *= size(Axis::kCp);
+  sizes[static_cast<size_t>(Axis::kCp)] = 1;
+  return MeshShape(sizes);
+}
+
 int64_t MeshShape::world_size() const {
   return product(sizes_);
 }

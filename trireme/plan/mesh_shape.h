@@ -30,8 +30,13 @@ class MeshShape {
 
   int64_t size(Axis axis) const { return sizes_[static_cast<size_t>(axis)]; }
   int64_t world_size() const;
-  /// Data-parallel ranks: dp_replicate * dp_shard.
+  /// Ranks that have sequences of their own: dp_replicate * dp_shard.
   int64_t dp_size() const { return size(Axis::kDpReplicate) * size(Axis::kDpShard); }
+
+  /// The mesh as an engine sees it, in which ranks along cp, which have other tokens of the same sequences,
+  /// are ranks along dp_shard: they have the same parameters, which are sharded over them, too, and their
+  /// gradients are added up. Ranks keep their numbers.
+  MeshShape of_engine() const;
 
   /// Place of global rank `rank` on each axis, in the order of Axis. Throws LogicError for a rank outside the
   /// mesh.

@@ -25,6 +25,7 @@ struct ParamSpec {
   bool decays = shape.size() >= 2;       ///< weight decay applies; unless said otherwise, to matrices
   std::optional<BlockLayer> layer = {};  ///< the linear layer of a block that it is a weight of
   Part part = {};                        ///< of a larger parameter of this name
+  int64_t packed = 1;  ///< matrices (or vectors) that lie side by side in its last dimension
   int64_t numel() const;
 };
 
@@ -67,6 +68,15 @@ inline constexpr const char* kMlpHalf = ".mlp";
 inline constexpr const char* kRootUnit = "root";
 inline constexpr const char* kHeadUnit = "head";
 
+/// One of several ranks that a model is cut over (tensor_split.h), and of several that have some tokens of
+/// each sequence. The default is the whole model, and whole sequences.
+struct TensorSplit {
+  int64_t ranks = 1;
+  int64_t rank = 0;
+  int64_t contexts = 1;  ///< ranks along cp
+  bool operator==(const TensorSplit&) const = default;
+};
+
 /// In models of images a token is an image.
 struct ModelFacts {
   /// In forward order: the root (embeddings), the blocks, the head (final norm, output matrix). The
@@ -79,6 +89,7 @@ struct ModelFacts {
   double flops_per_token = 0.0;
   double saved_bytes_per_token = 0.0;  ///< activations kept for backward, all layers, at the compute dtype
   std::optional<SavedOnGpu> saved_on_gpu = {};  ///< where that differs: of models of images
+  TensorSplit split = {};                       ///< whose facts these are
 };
 
 /// Bytes that one token keeps in a block, or in a half of one.

@@ -3,12 +3,14 @@
 namespace trireme::plan {
 
 Region Part::region(const Shape& held, const Range& range) const {
-  return {is_whole() ? Shape(held.size(), 0) : start, held, range.size() > 0 ? range : Range{}};
+  return {is_whole() ? Shape(held.size(), 0) : start, view.empty() ? held : extent,
+          range.size() > 0 ? range : Range{}, view};
 }
 
 int64_t Part::first_element() const {
+  const Shape& dims = view.empty() ? whole : view;
   int64_t element = 0;
-  for (size_t dim = 0; dim < whole.size(); ++dim) element = element * whole[dim] + start[dim];
+  for (size_t dim = 0; dim < dims.size(); ++dim) element = element * dims[dim] + start[dim];
   return element;
 }
 

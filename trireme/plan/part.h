@@ -1,7 +1,7 @@
 #pragma once
 // The part of a parameter that a rank holds: a box of it, or all. Checkpoints, initial values and digests
 // know the whole parameter; flat buffers, gradients and kernels the box. The vocabulary of a head that is
-// spread over a pipeline is cut so.
+// spread over a pipeline is cut so, and layers along tp are.
 #include <cstdint>
 
 #include "trireme/plan/region.h"
@@ -11,9 +11,16 @@ namespace trireme::plan {
 /// The default is the parameter itself.
 struct Part {
   Shape whole = {};  ///< the shape of the parameter that this is a box of; empty: there is no larger one
-  Shape start = {};  ///< where the box begins in it, one number a dimension; its extent is the held shape
-  /// Several stages may hold the same elements, and update them alike. Copy 0 is saved, and its gradient
-  /// counts in the norm.
+  Shape start = {};  ///< where the box begins in it, or in `view`, one number a dimension
+  /// Of a parameter whose columns are several matrices side by side, with the same columns of each in the
+  /// box: the whole with those matrices as a dimension of their own, and the box in it. Empty: the box has
+  /// the dimensions of what is held.
+  Shape view = {}, extent = {};
+  /// Ranks along tp that hold these same elements and compute with them: the sum of their gradients is the
+  /// parameter's, and all update it alike.
+  int64_t copies = 1;
+  /// Place among these ranks, or 1 for the copy of a tied parameter on a later stage. Copy 0 is saved, and
+  /// its gradient counts in the norm.
   int64_t copy = 0;
 
   bool is_whole() const { return whole.empty(); }

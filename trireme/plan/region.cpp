@@ -17,7 +17,8 @@ int64_t product(const std::vector<int64_t>& numbers) {
 }
 
 /// Elements of the tensor from the first to behind the last of a region that is not empty.
-Range hull(const Shape& shape, const Region& region) {
+Range hull(const Shape& tensor, const Region& region) {
+  const Shape& shape = region.shape_in(tensor);
   int64_t stride = 1, first = 0, last = 0;
   int64_t begin = region.range.begin, end = region.range.end - 1;
   for (size_t dim = shape.size(); dim-- > 0;) {
@@ -55,12 +56,16 @@ Region Region::box(std::vector<int64_t> start, std::vector<int64_t> extent) {
   return {std::move(start), std::move(extent), {0, numel}};
 }
 
-std::string misfit(const Region& region, const Shape& shape) {
+std::string misfit(const Region& region, const Shape& tensor) {
+  const Shape& shape = region.shape_in(tensor);
   const auto say = [&](std::string_view what) {
     return fmt::format("box [{}] + [{}], elements {} to {}, {} of [{}]", fmt::join(region.start, ", "),
                        fmt::join(region.extent, ", "), region.range.begin, region.range.end, what,
                        fmt::join(shape, ", "));
   };
+  if (!region.view.empty() && checked_numel(region.view) != checked_numel(tensor))
+    return fmt::format("a view [{}] has not as many elements as [{}]", fmt::join(region.view, ", "),
+                       fmt::join(tensor, ", "));
   if (region.start.size() != shape.size() || region.extent.size() != shape.size())
     return say("differs in the number of dimensions from that");
   for (size_t dim = 0; dim < shape.size(); ++dim) {
@@ -74,9 +79,10 @@ std::string misfit(const Region& region, const Shape& shape) {
   return {};
 }
 
-RunCursor::RunCursor(const Shape& shape, const Region& region)
+RunCursor::RunCursor(const Shape& tensor, const Region& region)
     : at_(region.range.begin), end_(region.range.end), first_(region.range.begin) {
   if (at_ >= end_) return;
+  const Shape& shape = region.shape_in(tensor);
   size_t rows = shape.size();  // dimensions that number rows; the others are whole, but for the first of them
   int64_t stride = 1;
   while (rows > 0) {

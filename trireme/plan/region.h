@@ -31,6 +31,11 @@ std::optional<int64_t> checked_numel(const Shape& shape);
 struct Region {
   std::vector<int64_t> start, extent;  ///< the box, one number a dimension
   Range range;                         ///< of the box's elements
+  /// The shape that the box is one of, with as many elements as the tensor: (d, 3, d) for some heads of each
+  /// of the queries, keys and values that a tensor (d, 3 d) has side by side. Empty: that of the tensor.
+  Shape view = {};
+
+  const Shape& shape_in(const Shape& tensor) const { return view.empty() ? tensor : view; }
 
   static Region whole(const Shape& shape);
   /// Elements [begin, end) of a tensor.
@@ -41,8 +46,8 @@ struct Region {
   bool operator==(const Region&) const = default;
 };
 
-/// The reason why `region` is no part of `shape`; empty: it is one.
-std::string misfit(const Region& region, const Shape& shape);
+/// The reason why `region` is no part of a tensor of this shape; empty: it is one.
+std::string misfit(const Region& region, const Shape& tensor);
 
 /// Elements [begin, begin + length) of a tensor that a region has as its own from number `local` on.
 struct Run {
@@ -55,8 +60,8 @@ struct Run {
 /// The runs of a region in ascending order, without a list of them.
 class RunCursor {
  public:
-  /// `region` must fit `shape`; both may go afterwards.
-  RunCursor(const Shape& shape, const Region& region);
+  /// `region` must fit `tensor`; both may go afterwards.
+  RunCursor(const Shape& tensor, const Region& region);
   bool done() const { return run_.length == 0; }
   const Run& run() const { return run_; }
   /// Runs in all, or one more.

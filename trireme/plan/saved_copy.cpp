@@ -82,9 +82,10 @@ int64_t saved_copy_bytes(const Config& config, const ModelFacts& facts, const Me
                           staged ? plan_pipeline(config, plan_batch(config, mesh)) : PipelinePlan(), pp_rank);
 }
 
-int64_t saved_copy_bytes(const Config& config, const ModelFacts& facts, const MeshShape& mesh,
+int64_t saved_copy_bytes(const Config& config, const ModelFacts& facts, const MeshShape& ranks,
                          const PipelinePlan& pipeline, int64_t pp_rank) {
   if (config.checkpoint.every == 0) return 0;
+  const MeshShape mesh = ranks.of_engine();
   const Sharing sharing = sharing_of(config, mesh);
   std::vector<int64_t> by_shard(static_cast<size_t>(sharing.shards), 0);
   if (config.parallel.pp > 1) {

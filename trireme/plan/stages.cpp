@@ -53,6 +53,20 @@ bool is_attention(const StagePart& part) {
   return part.name.ends_with(kAttentionHalf);
 }
 
+/// The parameters of the norm before the head, which is in the first unit or the last; of images none.
+std::vector<ParamSpec> final_norm_of(const ModelConfig& model, const ModelFacts& facts) {
+  std::vector<ParamSpec> found;
+  const auto final_norm = record_of(model.family).final_norm;
+  if (final_norm == nullptr) return found;
+  const std::vector<ParamSpec>& there =
+      (model.tie_embeddings ? facts.units.front() : facts.units.back()).params;
+  for (const ParamSpec& param : final_norm(model)) {
+    const auto held = std::ranges::find(there, param.name, &ParamSpec::name);
+    if (held != there.end()) found.push_back(*held);
+  }
+  return found;
+}
+
 /// A copy of the parameter for another stage, which neither saves nor counts it.
 ParamSpec copy_of(ParamSpec param) {
   param.part.copy = 1;
@@ -277,8 +291,7 @@ UnitRange units_of_stage(const StageSplit& split, int64_t stage) {
 std::vector<UnitSpec> stage_units(const ModelConfig& model, const ModelFacts& facts, UnitRange range) {
   const bool has_head = range.end == model.n_layers + 2, has_embeddings = range.first == 0;
   const ModelFamilyRecord& family = record_of(model.family);
-  const std::vector<ParamSpec> norm =
-      family.final_norm != nullptr ? family.final_norm(model) : std::vector<ParamSpec>();
+  const std::vector<ParamSpec> norm = final_norm_of(model, facts);
   const auto is_of_norm = [&](const ParamSpec& param) {
     return std::ranges::find(norm, param.name, &ParamSpec::name) != norm.end();
   };

@@ -1,11 +1,19 @@
 // Bytes of a step program: those that a rank sends, and those that it holds at each action.
 #include <algorithm>
+#include <iterator>
 #include <limits>
 #include <numeric>
 
 #include "trireme/plan/step_program.h"
 
 namespace trireme::plan {
+
+std::vector<Transfer> Action::transfers_along(Along along) const {
+  std::vector<Transfer> found;
+  std::ranges::copy_if(transfers, std::back_inserter(found),
+                       [along](const Transfer& transfer) { return transfer.along == along; });
+  return found;
+}
 
 int64_t Action::wire_bytes() const {
   return std::accumulate(transfers.begin(), transfers.end(), int64_t{0},

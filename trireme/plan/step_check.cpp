@@ -208,7 +208,7 @@ bool Verifier::is_through(int64_t unit) const {
 
 /// Behind an all-to-all each rank has the sum of a part, which an all-gather makes whole.
 int64_t summed_by(const Action& action, int64_t elements, int64_t whole) {
-  for (const Transfer& transfer : action.transfers) {
+  for (const Transfer& transfer : action.transfers_along(Along::kData)) {
     const int64_t ranks = std::max<int64_t>(transfer.ranks, 1);
     if (transfer.collective == Collective::kAllToAll || transfer.collective == Collective::kReduceScatter)
       elements /= ranks;

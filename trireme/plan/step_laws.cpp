@@ -106,7 +106,8 @@ int64_t StepLaws::bytes_at(int64_t at, Role role, int64_t unit) const {
 }
 
 void StepLaws::check_gather(int64_t at, int64_t whole, int64_t ranks) const {
-  const std::vector<Transfer>& transfers = program_.actions[static_cast<size_t>(at)].transfers;
+  const std::vector<Transfer> transfers =
+      program_.actions[static_cast<size_t>(at)].transfers_along(Along::kData);
   if (ranks <= 1) return;
   const Transfer wanted{Collective::kAllGather, ranks, wire_bytes(Collective::kAllGather, whole, ranks)};
   if (!transfers.empty() && transfers.back() == wanted) return;
@@ -158,7 +159,7 @@ std::set<int64_t> forms_of(const Transfer& transfer, int64_t elements) {
 /// Gradients of all units travel alike: through the same collectives, in the same bytes an element.
 void StepLaws::check_reduction(int64_t at) {
   const Action& action = program_.actions[static_cast<size_t>(at)];
-  const std::vector<Transfer>& transfers = action.transfers;
+  const std::vector<Transfer> transfers = action.transfers_along(Along::kData);
   const int64_t elements = unit(action.unit).numel;
   if (!first_reduction_) {
     first_reduction_ = at;
@@ -166,7 +167,8 @@ void StepLaws::check_reduction(int64_t at) {
   }
   const Action& first = program_.actions[static_cast<size_t>(*first_reduction_)];
   const auto kind = [](const Transfer& transfer) { return std::pair{transfer.collective, transfer.ranks}; };
-  if (!std::ranges::equal(transfers, first.transfers, {}, kind, kind))
+  const std::vector<Transfer> of_first = first.transfers_along(Along::kData);
+  if (!std::ranges::equal(transfers, of_first, {}, kind, kind))
     refuse(at, fmt::format("its collectives are not those of action {}", *first_reduction_));
   if (transfers.empty()) return;
   const std::set<int64_t> forms = forms_of(transfers.front(), elements);
@@ -175,7 +177,7 @@ void StepLaws::check_reduction(int64_t at) {
   bool alike = !wire_forms_.empty();
   for (size_t i = 1; i < transfers.size(); ++i) {
     alike = alike && static_cast<__int128>(transfers[i].bytes) * of ==
-                         static_cast<__int128>(first.transfers[i].bytes) * elements;
+                         static_cast<__int128>(of_first[i].bytes) * elements;
   }
   if (!alike) {
     refuse(at,

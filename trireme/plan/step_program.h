@@ -36,11 +36,21 @@ template <>
 inline constexpr auto kNames<Message> = std::to_array<std::string_view>({"activation", "gradient", "hidden",
                                                                          "part", "totals"});
 
+/// Which ranks of a mesh a transfer is among.
+enum class Along {
+  kData,  ///< of a parameter's shards and gradients, and of all that the other axes of data do; stages
+  kTp,    ///< ranks that have parts of the same layers: activations, and gradients of copies
+  kCp     ///< ranks that have tokens of the same sequences: what attention takes and gives
+};
+template <>
+inline constexpr auto kNames<Along> = std::to_array<std::string_view>({"data", "tp", "cp"});
+
 /// A collective of an action, or a message. `bytes` are sent by this rank.
 struct Transfer {
   Collective collective = Collective::kAllGather;
   int64_t ranks = 1;
   int64_t bytes = 0;
+  Along along = Along::kData;
   bool operator==(const Transfer&) const = default;
 };
 
@@ -66,6 +76,7 @@ struct Action {
   /// Whether it is one end of a message between stages.
   bool is_message() const { return peer >= 0; }
   int64_t wire_bytes() const;
+  std::vector<Transfer> transfers_along(Along along) const;
 };
 
 /// What a buffer holds.

@@ -31,11 +31,16 @@ std::string number_text(int64_t number) {
   return number < 0 ? "-" : fmt::format("{}", number);
 }
 
+/// Before the collectives of ranks along another axis than those of data: "tp.".
+std::string prefix_of(Along along) {
+  return along == Along::kData ? std::string() : fmt::format("{}.", name(along));
+}
+
 std::string transfers_text(const Action& action) {
   std::vector<std::string> parts;
   for (const Transfer& transfer : action.transfers)
-    parts.push_back(
-        fmt::format("{}/{}:{}", name(transfer.collective), transfer.ranks, with_commas(transfer.bytes)));
+    parts.push_back(fmt::format("{}{}/{}:{}", prefix_of(transfer.along), name(transfer.collective),
+                                transfer.ranks, with_commas(transfer.bytes)));
   if (parts.empty()) return "-";
   return join(parts, "+");
 }
@@ -133,12 +138,20 @@ int64_t StepReader::unit(const std::string& name) const {
 std::vector<Transfer> StepReader::transfers(const std::string& word) const {
   std::vector<Transfer> result;
   if (word == "-") return result;
-  for (const std::string& part : split(word, '+')) {
+  for (std::string part : split(word, '+')) {
+    Along along = Along::kData;
+    for (const Along axis : {Along::kTp, Along::kCp})
+      if (part.starts_with(prefix_of(axis))) along = axis;
+    part.erase(0, prefix_of(along).size());
     const size_t slash = part.find('/'), colon = part.find(':');
     if (slash == std::string::npos || colon == std::string::npos || colon < slash)
-      fail(fmt::format("'{}' is not a transfer; write COLLECTIVE/RANKS:BYTES", part));
+      fail(
+          fmt::format("'{}' is not a transfer; write COLLECTIVE/RANKS:BYTES, with tp. or cp. in front where "
+                      "ranks along that axis take part",
+                      part));
     result.push_back({choice<Collective>(part.substr(0, slash)),
-                      number(part.substr(slash + 1, colon - slash - 1)), number(part.substr(colon + 1))});
+                      number(part.substr(slash + 1, colon - slash - 1)), number(part.substr(colon + 1)),
+                      along});
   }
   return result;
 }

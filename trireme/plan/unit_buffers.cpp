@@ -10,9 +10,10 @@ constexpr int64_t kExchangedElement = 4;
 
 }  // namespace
 
-EngineSetting engine_setting(const Config& config, const MeshShape& mesh, int64_t accumulation,
+EngineSetting engine_setting(const Config& config, const MeshShape& ranks, int64_t accumulation,
                              Device device) {
   const ParallelConfig& parallel = config.parallel;
+  const MeshShape mesh = ranks.of_engine();
   return {.policy = resolve_policy(parallel, mesh),
           .mesh = mesh,
           .compute_bytes = bytes_of(config.precision.compute),

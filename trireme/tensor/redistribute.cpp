@@ -76,12 +76,13 @@ at::Tensor gather(const at::Tensor& slice, int64_t dim, int64_t size, Group& gro
   return joined(slices, dim, size);
 }
 
-at::Tensor reduce_scatter(const at::Tensor& partial, int64_t dim, Group& group) {
+at::Tensor reduce_scatter(const at::Tensor& partial, int64_t dim, Group& group, Sums sums = Sums::kRounded) {
   const at::Tensor slices = cut(partial, dim, group.size());
   at::Tensor sum = at::empty(slices.sizes().slice(1), slices.options().dtype(at::kFloat));
   group.reduce_scatter_ordered(sum, slices);
   const int64_t mine = shard_range(partial.size(dim), group.size(), group.rank()).size();
-  return sum.narrow(dim, 0, mine).to(partial.scalar_type()).contiguous();
+  const at::ScalarType dtype = sums == Sums::kFp32 ? at::kFloat : partial.scalar_type();
+  return sum.narrow(dim, 0, mine).to(dtype).contiguous();
 }
 
 /// The sum's elements are the same however they are cut, so they are cut as a flat tensor.
@@ -112,8 +113,11 @@ at::Tensor with_zeros_around(const at::Tensor& slice, const Move& move, Group& g
   return whole;
 }
 
-at::Tensor moved(const at::Tensor& local, const Move& move, Group& group) {
-  if (move.from == move.to || group.size() == 1) return local;
+at::Tensor moved(const at::Tensor& local, const Move& move, Group& group, Sums sums = Sums::kRounded) {
+  if (move.from == move.to || group.size() == 1) {
+    const bool summed = move.from.is_partial() && move.to.is_shard();
+    return summed && sums == Sums::kFp32 ? local.to(at::kFloat) : local;
+  }
   if (move.from.is_replicate()) {
     if (move.to.is_shard()) return own_slice(local, move, group);
     return group.rank() == 0 ? local.contiguous() : at::zeros(move.whole, local.options());
@@ -121,7 +125,7 @@ at::Tensor moved(const at::Tensor& local, const Move& move, Group& group) {
   if (move.to.is_partial()) return with_zeros_around(local, move, group);
   const comm::Subject subject(group, move.in_words());
   if (move.from.is_partial())
-    return move.to.is_shard() ? reduce_scatter(local, move.to.dim, group) : all_reduce(local, group);
+    return move.to.is_shard() ? reduce_scatter(local, move.to.dim, group, sums) : all_reduce(local, group);
   if (move.to.is_shard()) return exchange(local, move, group);
   return gather(local, move.from.dim, move.whole[static_cast<size_t>(move.from.dim)], group);
 }
@@ -206,9 +210,9 @@ class RedistributeFunction : public Function<RedistributeFunction> {
 }  // namespace
 
 at::Tensor redistribute(const at::Tensor& local, const TensorPlacement& from, const TensorPlacement& to,
-                        Group& group, at::IntArrayRef whole) {
+                        Group& group, at::IntArrayRef whole, Sums sums) {
   const at::NoGradGuard no_grad;
-  return moved(local.detach(), checked(local, from, to, group, whole), group);
+  return moved(local.detach(), checked(local, from, to, group, whole), group, sums);
 }
 
 at::Tensor redistribute(const at::Tensor& local, const Placed& from, const Placed& to,

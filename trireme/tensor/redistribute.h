@@ -10,6 +10,9 @@
 
 namespace trireme::tensor {
 
+/// In which dtype sums over ranks come: that of the tensor, or unrounded for what is added to them next.
+enum class Sums { kRounded, kFp32 };
+
 /// This rank's part of a tensor after it went from one placement to another. Collective over the group where
 /// plan::redistribute_bytes() is not 0; every rank passes the same placements, dtype and whole.
 ///
@@ -22,7 +25,8 @@ namespace trireme::tensor {
 /// local. It may share local's memory. To the placement `partial`, group rank 0 has the values of a
 /// replicated tensor, and the others zeros; each has a sharded one's slice with zeros around it. From it,
 /// fp32 and bf16 are summed in fp32 in the fixed tree of Group::reduce_scatter_ordered(), and rounded once:
-/// bits do not depend on whether the sum is sharded or replicated, nor along which dimension.
+/// bits do not depend on whether the sum is sharded or replicated, nor along which dimension. With
+/// Sums::kFp32, from `partial` to a shard, they are not rounded.
 ///
 /// Evenly sliced and contiguous, `shard(0)` to `replicate` is an all-gather into the result, and `partial` to
 /// `shard(0)` an ordered reduce-scatter, without a copy; other dimensions and sizes are copied once or twice.
@@ -31,7 +35,8 @@ namespace trireme::tensor {
 /// dimension that local does not have, a shape that is no part of `whole`, and sums of other dtypes;
 /// CommError as collectives do.
 at::Tensor redistribute(const at::Tensor& local, const plan::TensorPlacement& from,
-                        const plan::TensorPlacement& to, comm::Group& group, at::IntArrayRef whole = {});
+                        const plan::TensorPlacement& to, comm::Group& group, at::IntArrayRef whole = {},
+                        Sums sums = Sums::kRounded);
 
 /// The same for autograd: the value goes from from.value to to.value, and backward takes the gradient from
 /// to.gradient to from.gradient. It relies on to.gradient: that the gradients which arrive are held so.

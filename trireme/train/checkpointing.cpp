@@ -73,7 +73,7 @@ Checkpointing::Checkpointing(const TrainOptions& options, Parts& parts, precisio
   const plan::Device device = parts.on_gpu() ? plan::Device::kCuda : plan::Device::kCpu;
   if (!enabled() || plan::saves_in_place(config_, device)) return;
   copy_.emplace(parts.world->device(),
-                plan::saved_copy_bytes(config_, parts.facts, parts.mesh.shape, parts.mesh.pp_rank));
+                plan::saved_copy_bytes(config_, parts.held, parts.mesh.shape, parts.mesh.pp_rank));
 }
 
 Checkpointing::~Checkpointing() {

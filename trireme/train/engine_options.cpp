@@ -21,7 +21,7 @@ parallel::Options engine_options(const plan::Config& config, const comm::Mesh& m
                                  const nn::Fp8History* history) {
   const plan::ParallelConfig& parallel = config.parallel;
   const at::ScalarType compute = dtype_of(config.precision.compute);
-  return {.policy = plan::resolve_policy(parallel, mesh.shape),
+  return {.policy = plan::resolve_policy(parallel, mesh.shape.of_engine()),
           .compute = compute,
           .reduce = dtype_of(plan::wire_dtype(config.precision)),
           .accumulate = config.precision.accumulate,

@@ -5,6 +5,7 @@
 #include "trireme/plan/batch.h"
 #include "trireme/plan/fp8.h"
 #include "trireme/plan/model_facts.h"
+#include "trireme/plan/tensor_split.h"
 
 namespace trireme::train {
 namespace {
@@ -44,8 +45,8 @@ plan::Config settle_fp8(plan::Config config, const comm::World& world) {
   plan::Fp8Config& fp8 = config.precision.fp8;
   if (fp8.recipe == plan::Fp8::kOff) return config;
   const plan::BatchPlan batch = plan::plan_batch(config, plan::MeshShape::fit(config.parallel, world.size()));
-  const plan::ModelFacts facts =
-      plan::describe(config.model, config.data.seq_len, config.precision, config.memory);
+  const plan::ModelFacts facts = plan::describe(config.model, config.data.seq_len, config.precision,
+                                                config.memory, plan::largest_split(config.parallel));
   const std::string shape = plan::fp8_obstacle(config, facts, batch.micro_batch);
   const bool emulates = fp8.fallback == plan::Fp8Fallback::kEmulate && !world.device().is_cuda();
   const std::string lack =

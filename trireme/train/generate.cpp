@@ -5,6 +5,7 @@
 #include "trireme/base/error.h"
 #include "trireme/base/hash.h"
 #include "trireme/base/heartbeat.h"
+#include "trireme/base/round_up.h"
 
 namespace trireme::train {
 namespace {
@@ -26,6 +27,11 @@ int32_t pick(const at::Tensor& logits, const SamplingOptions& options, double un
 }
 
 }  // namespace
+
+at::Tensor padded(const at::Tensor& tokens, int64_t multiple) {
+  const int64_t length = tokens.size(1), more = round_up(length, multiple) - length;
+  return more == 0 ? tokens : at::constant_pad_nd(tokens, {0, more});
+}
 
 std::vector<int32_t> generate(nn::LanguageModel& model, std::vector<int32_t> prompt,
                               const SamplingOptions& options, at::Device device) {

@@ -20,6 +20,10 @@ struct SamplingOptions {
   std::function<bool()> gives_up = {};  ///< asked before each token; true: no more are made
 };
 
+/// tokens (1, T) with zeros behind them up to a length that `multiple` divides: a model that splits tokens
+/// over as many ranks needs that, and what comes later changes no logits.
+at::Tensor padded(const at::Tensor& tokens, int64_t multiple);
+
 /// (1, T) int64 tokens on the CPU -> (V) fp32 logits on the CPU for the token that follows.
 using NextLogits = std::function<at::Tensor(const at::Tensor& tokens)>;
 

@@ -32,15 +32,19 @@ Place place_of(torch::nn::Module& module, const std::string& name) {
 }
 
 std::vector<plan::UnitSpec> units_of(const plan::ModelConfig& config, plan::UnitRange range,
-                                     const plan::Fp8Config& fp8 = {}) {
-  return plan::stage_units(config, plan::describe(config, config.max_seq_len, {.fp8 = fp8}), range);
+                                     const plan::TensorSplit& split, const plan::Fp8Config& fp8 = {}) {
+  return plan::stage_units(config, plan::describe(config, config.max_seq_len, {.fp8 = fp8}, {}, split),
+                           range);
 }
 
 }  // namespace
 
 ModelStage::ModelStage(const plan::ModelConfig& config, plan::UnitRange range,
-                       std::shared_ptr<nn::Model> model)
-    : config_(config), model_(model ? std::move(model) : nn::build(config)), range_(range) {
+                       std::shared_ptr<nn::Model> model, plan::TensorSplit split)
+    : config_(config),
+      split_(split),
+      model_(model ? std::move(model) : nn::build(plan::split_model(config, split))),
+      range_(range) {
   TRIREME_CHECK(0 <= range.first && range.first < range.end && range.end <= config.n_layers + 2,
                 "[train.model_stage] units {} to {} of a model that has {}", range.first, range.end,
                 config.n_layers + 2);
@@ -49,7 +53,7 @@ ModelStage::ModelStage(const plan::ModelConfig& config, plan::UnitRange range,
     weight.set_data(
         at::empty({range.vocabulary->size(), weight.size(1)}, weight.options().requires_grad(false)));
   }
-  adopt(units_of(config, range));
+  adopt(units_of(config, range, split));
 }
 
 /// What these units have becomes this module's, under the same names.
@@ -144,7 +148,7 @@ void ModelStage::train(bool on) {
 void ModelStage::fill(const nn::InitialWeights& initial) const {
   const at::NoGradGuard no_grad;
   const auto parameters = named_parameters();
-  for (const plan::UnitSpec& unit : units_of(config_, range_)) {
+  for (const plan::UnitSpec& unit : units_of(config_, range_, split_)) {
     for (const plan::ParamSpec& param : unit.params) {
       at::Tensor flat = parameters[param.name].view({-1});
       initial(param.name, param.part.region(param.shape, {0, param.numel()}), flat);
@@ -155,8 +159,8 @@ void ModelStage::fill(const nn::InitialWeights& initial) const {
 std::shared_ptr<parallel::DataParallel> ModelStage::make_engine(
     const comm::Mesh& mesh, const parallel::Options& options, const nn::InitialWeights& initial,
     const plan::MemoryConfig& memory, const plan::Fp8Config& fp8, const nn::Fp8History* history) {
-  auto engine =
-      std::make_shared<parallel::DataParallel>(*this, units_of(config_, range_, fp8), mesh, options, initial);
+  auto engine = std::make_shared<parallel::DataParallel>(*this, units_of(config_, range_, split_, fp8), mesh,
+                                                         options, initial);
   connect(*model_, *engine, memory, fp8, history);
   return engine;
 }

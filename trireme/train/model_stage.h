@@ -15,6 +15,7 @@
 #include "trireme/plan/config.h"
 #include "trireme/plan/pipeline.h"
 #include "trireme/plan/stages.h"
+#include "trireme/plan/tensor_split.h"
 
 namespace trireme::train {
 
@@ -24,9 +25,12 @@ namespace trireme::train {
 class ModelStage : public torch::nn::Module {
  public:
   /// `config` is complete (plan::complete), `model` what it describes, of which this uses some; null, for
-  /// text: a new one. Parameters are uninitialised, fp32, on the CPU.
+  /// text: a new one. `split`: this rank's part of each layer. Parameters are uninitialised, fp32, on the
+  /// CPU.
   ModelStage(const plan::ModelConfig& config, plan::UnitRange range,
-             std::shared_ptr<nn::Model> model = nullptr);
+             std::shared_ptr<nn::Model> model = nullptr, plan::TensorSplit split = {});
+  void set_joint(nn::JointPtr joint) { model_->set_joint(std::move(joint)); }
+  void set_context(nn::ContextPtr context) { model_->set_context(std::move(context)); }
 
   /// Whether it has all of the head.
   bool is_last() const {
@@ -71,6 +75,7 @@ class ModelStage : public torch::nn::Module {
   at::Tensor run_part(const nn::UnitForward& forward, const at::Tensor& hidden) const;
 
   plan::ModelConfig config_;
+  plan::TensorSplit split_;
   std::shared_ptr<nn::Model> model_;
   plan::UnitRange range_;
 };

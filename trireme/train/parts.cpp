@@ -13,6 +13,7 @@
 #include "trireme/plan/notes.h"
 #include "trireme/plan/pipeline.h"
 #include "trireme/plan/presets.h"
+#include "trireme/plan/tensor_split.h"
 #include "trireme/train/engine_options.h"
 #include "trireme/train/prepare.h"
 
@@ -36,6 +37,8 @@ Parts::Parts(const TrainOptions& run, std::shared_ptr<comm::World> joined, bool 
       mesh(comm::make_mesh(world, plan::MeshShape::fit(config.parallel, world->size()))),
       batch(plan::plan_batch(config, mesh.shape)),
       facts(plan::describe(config.model, config.data.seq_len, config.precision, config.memory)),
+      held(plan::describe(config.model, config.data.seq_len, config.precision, config.memory,
+                          plan::tensor_split(mesh.shape, world->rank()))),
       data(prepare_data(run, mesh)),
       runs_on(begins_running_on(config)),
       validates(config.train.val_batches > 0 && data->val_samples() > 0),
@@ -45,7 +48,7 @@ Parts::Parts(const TrainOptions& run, std::shared_ptr<comm::World> joined, bool 
   run_on(runs_on);
   if (is_root()) warn_of_data();
   open_feed(0);
-  model = make_trained_model({config, facts, batch, mesh, records_passes});
+  model = make_trained_model({config, facts, held, batch, mesh, records_passes});
 }
 
 void Parts::run_on(bool over_epochs) {
@@ -66,6 +69,8 @@ FeedOptions Parts::feed_options() const {
           .micro_batch = batch.micro_batch,
           .dp_rank = mesh.dp_rank,
           .dp_size = batch.dp_size,
+          .cp_rank = mesh.cp_rank,
+          .cp_size = mesh.cp->size(),
           .runs_on = runs_on,
           .pin_memory = on_gpu()};
 }

@@ -44,7 +44,8 @@ struct Parts {
   std::shared_ptr<comm::World> world;
   comm::Mesh mesh;
   plan::BatchPlan batch;
-  plan::ModelFacts facts;
+  plan::ModelFacts facts;  ///< of the whole model
+  plan::ModelFacts held;   ///< of what this rank has of it
   std::shared_ptr<const RunData> data;
   bool runs_on;         ///< as run_on() said
   bool validates;       ///< there is something to validate on, and the config asks for it

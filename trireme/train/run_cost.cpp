@@ -17,9 +17,9 @@ RunCost predicted_cost(const Parts& parts) {
       plan::engine_setting(config, parts.mesh.shape, parts.batch.accumulation, device);
   setting.stays = parts.model->stays_in_place();
   const plan::StepProgram program =
-      plan::config_program(config, parts.facts, parts.batch, setting, parts.mesh.pp_rank);
+      plan::config_program(config, parts.held, parts.batch, setting, parts.mesh.pp_rank);
   plan::RankBytes needed =
-      plan::rank_bytes(config, parts.facts, parts.batch, program, device, parts.mesh.pp_rank);
+      plan::rank_bytes(config, parts.held, parts.batch, program, device, parts.mesh.pp_rank);
   if (on_gpu) needed.baseline = 0;  // beside the allocator, whose peak is what is measured
   RunCost cost;
   cost.predicted = {needed.state.parameters, needed.state.gradients, needed.state.optimizer};

@@ -19,7 +19,8 @@ using Feed = std::function<data::Batch()>;
 struct FeedOptions {
   int64_t global_batch = 0, micro_batch = 0;
   int64_t dp_rank = 0, dp_size = 1;
-  int64_t first_step = 0;  ///< of the run; steps before it are left out
+  int64_t cp_rank = 0, cp_size = 1;  ///< ranks that have as many tokens of each sequence
+  int64_t first_step = 0;            ///< of the run; steps before it are left out
   /// Of images: a step that holds the last ones of an epoch goes on with the next epoch, instead of being
   /// short. Text always runs on.
   bool runs_on = false;

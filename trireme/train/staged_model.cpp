@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "trireme/nn/init.h"
+#include "trireme/parallel/tensor_joint.h"
 #include "trireme/plan/stages.h"
 #include "trireme/plan/vision_model.h"
 #include "trireme/train/engine_options.h"
@@ -25,9 +26,10 @@ StagedModel::StagedModel(const ModelSetup& setup)
       config_(setup.config),
       mesh_(setup.mesh),
       micro_batch_(setup.batch.micro_batch),
+      split_(setup.held.split),
       plan_(plan::plan_pipeline(setup.config, setup.batch)) {
   const plan::Schedule& schedule = plan_.schedule;
-  const nn::InitialWeights initial(setup.facts.units, static_cast<uint64_t>(config_.seed));
+  const nn::InitialWeights initial(setup.held.units, static_cast<uint64_t>(config_.seed));
   const comm::Mesh engine_mesh = parallel::stage_mesh(schedule, mesh_);
   std::vector<parallel::Stage> stages;
   for (const int64_t stage : schedule.stages_of(mesh_.pp_rank))
@@ -45,9 +47,11 @@ StagedModel::StagedModel(const ModelSetup& setup)
 parallel::Stage StagedModel::add_stage(int64_t stage, const comm::Mesh& engine_mesh,
                                        const nn::InitialWeights& initial) {
   const plan::UnitRange range = plan::units_of_stage(plan_.split, stage);
-  const auto module = std::make_shared<ModelStage>(config_.model, range, image_model_of(engine_mesh));
+  const auto module = std::make_shared<ModelStage>(config_.model, range, image_model_of(engine_mesh), split_);
   const auto engine = module->make_engine(engine_mesh, engine_options(config_, mesh_, fp8_history()), initial,
                                           config_.memory, config_.precision.fp8, fp8_history());
+  module->set_joint(joint_of(config_.model, mesh_));
+  module->set_context(parallel::make_context(mesh_));
   stages_.push_back(module);
   stage_of_engine_.push_back(stage);
   parts_.push_back({.engine = engine, .optimizer = optim::build(config_.optim, engine->optimizer_params())});
@@ -123,7 +127,7 @@ at::Tensor StagedModel::on_device(const at::Tensor& tensor) const {
   return tensor.to(mesh_.world->device(), /*non_blocking=*/true);
 }
 
-/// The first rank of each pipeline counts its losses.
+/// The first rank of each pipeline counts its losses, and the first of those along tp.
 at::Tensor StagedModel::run_passes(const std::function<data::Batch()>& next, double scale) {
   const auto count = static_cast<size_t>(plan_.schedule.micro_batches);
   const bool has_first = stage_of_engine_.front() == 0;
@@ -137,51 +141,43 @@ at::Tensor StagedModel::run_passes(const std::function<data::Batch()>& next, dou
   }
   scale_ = scale * share;
   const at::Tensor mean = pipeline_->forward_backward(inputs, targets, std::vector<double>(count, scale_));
-  return mesh_.pp_rank == 0 ? mean * (static_cast<double>(count) * share) : at::zeros_like(mean);
+  return mesh_.pp_rank == 0 && mesh_.tp_rank == 0 ? mean * (static_cast<double>(count) * share)
+                                                  : at::zeros_like(mean);
 }
 
-/// Copies of tied embeddings count where they are saved. The copies of a stage that two ranks have are parts
-/// of one gradient.
+/// The copies of a stage that two ranks have are parts of one gradient.
 at::Tensor StagedModel::grad_squares() const {
   at::Tensor squares = at::zeros({plan_.schedule.all_stages()}, numbers_on(mesh_.world->device()));
   for (size_t i = 0; i < parts_.size(); ++i) {
-    const parallel::DataParallel& engine = *parts_[i].engine;
-    at::Tensor mine = engine.grad_squares();
-    for (const parallel::FlatUnit* unit : engine.units()) {
-      for (const plan::FlatEntry& entry : unit->layout().entries()) {
-        if (entry.part.copy > 0)
-          mine = (mine - engine.param_grad_squares(entry.name)).clamp_min(0.0);  // by rounding
-      }
-    }
-    squares[stage_of_engine_[i]].copy_(mine);
+    squares[stage_of_engine_[i]].copy_(parts_[i].engine->grad_squares());
   }
   return squares;
 }
 
 at::Tensor StagedModel::sum_over_ranks(const at::Tensor& squares) const {
   const parallel::DataParallel& engine = *parts_.front().engine;
-  const int64_t dp = mesh_.shape.dp_size();
+  const int64_t ranks = mesh_.stage->size();
   at::Tensor sum = at::zeros({}, squares.options());
   for (int64_t stage = 0; stage < plan_.schedule.all_stages(); ++stage) {
     std::vector<at::Tensor> by_rank;
     for (const int64_t pp_rank : holders_of(stage))
-      by_rank.push_back(squares.select(1, stage).narrow(0, pp_rank * dp, dp));
-    sum += engine.sum_over_ranks(at::cat(by_rank));
+      by_rank.push_back(squares.select(1, stage).narrow(0, pp_rank * ranks, ranks));
+    sum += sum_over_stage(engine, at::cat(by_rank), mesh_.shape);
   }
   return sum;
 }
 
 double StagedModel::sum_over_ranks(const std::vector<std::vector<double>>& squares) const {
   const parallel::DataParallel& engine = *parts_.front().engine;
-  const int64_t dp = mesh_.shape.dp_size();
+  const int64_t ranks = mesh_.stage->size();
   double sum = 0.0;
   for (int64_t stage = 0; stage < plan_.schedule.all_stages(); ++stage) {
     std::vector<double> by_rank;
     for (const int64_t pp_rank : holders_of(stage)) {
-      for (int64_t rank = pp_rank * dp; rank < (pp_rank + 1) * dp; ++rank)
+      for (int64_t rank = pp_rank * ranks; rank < (pp_rank + 1) * ranks; ++rank)
         by_rank.push_back(squares[static_cast<size_t>(rank)][static_cast<size_t>(stage)]);
     }
-    sum += engine.sum_over_ranks(by_rank);
+    sum += sum_over_stage(engine, by_rank, mesh_.shape);
   }
   return sum;
 }
@@ -217,8 +213,9 @@ void StagedModel::set_training(bool on) {
 at::Tensor StagedModel::next_logits(const at::Tensor& tokens) {
   const c10::Device device = mesh_.world->device();
   const ModelStage* const head = head_part_ ? head_part_.get() : last_.get();
-  const at::Tensor made = pipeline_->infer(tokens.to(device), [head](const at::Tensor& x) {
-    return head->logits(x).select(1, x.size(1) - 1).squeeze(0).to(at::kFloat).contiguous();
+  const at::Tensor inputs = tokens_of_rank(padded(tokens, split_.ranks * split_.contexts), mesh_).to(device);
+  const at::Tensor made = pipeline_->infer(inputs, [&, last = tokens.size(1) - 1](const at::Tensor& x) {
+    return logits_of_all(head->logits(x), mesh_).select(1, last).squeeze(0).to(at::kFloat).contiguous();
   });
   if (head_part_) return joined_logits(made).to(at::kCPU);
   at::Tensor logits = made.defined() ? made

@@ -6,6 +6,7 @@
 
 #include "trireme/parallel/pipeline.h"
 #include "trireme/plan/pipeline.h"
+#include "trireme/plan/tensor_split.h"
 #include "trireme/train/model_stage.h"
 #include "trireme/train/trained_model.h"
 
@@ -69,6 +70,7 @@ class StagedModel : public TrainedModel {
   const plan::Config& config_;
   comm::Mesh mesh_;
   int64_t micro_batch_;
+  plan::TensorSplit split_;  ///< what this rank has of each stage
   plan::PipelinePlan plan_;
   std::vector<std::shared_ptr<ModelStage>> stages_;  ///< of this rank
   std::vector<int64_t> stage_of_engine_;             ///< by index of parts()

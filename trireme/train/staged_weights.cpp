@@ -64,7 +64,7 @@ at::Tensor StagedModel::on_root(const at::Tensor& mine, const Saved& saved, at::
   const int64_t from = plan_.schedule.rank_of(saved.stage, 0);
   const auto options = at::TensorOptions().device(mesh_.world->device()).dtype(dtype);
   at::Tensor weight = mine;
-  if (mesh_.dp_rank == 0 && from != 0 && mesh_.pp_rank == from) {
+  if (mesh_.stage->rank() == 0 && from != 0 && mesh_.pp_rank == from) {
     mesh_.pp->send(weight.to(options.device()).contiguous(), 0);
   } else if (is_root && from != 0) {
     weight = at::empty(saved.shape, options);

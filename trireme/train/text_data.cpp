@@ -75,6 +75,23 @@ void TextData::check_fits(const plan::ModelConfig& model) const {
       config_.data.path, corpus_.folder, corpus_.vocab_size - 1, model.vocab_size, corpus_.vocab_size);
 }
 
+namespace {
+
+/// Sequences in which this rank has some tokens; their rows count for each of the ranks that do.
+data::Batch tokens_of_rank(data::Batch batch, const FeedOptions& options) {
+  if (options.cp_size == 1) return batch;
+  const int64_t length = batch.inputs.size(1) / options.cp_size, first = options.cp_rank * length;
+  for (at::Tensor* tokens : {&batch.inputs, &batch.targets}) {
+    const bool pinned = tokens->is_pinned();
+    *tokens = tokens->narrow(1, first, length).contiguous();
+    if (pinned) *tokens = tokens->pin_memory();
+  }
+  batch.step_rows *= options.cp_size;
+  return batch;
+}
+
+}  // namespace
+
 Feed TextData::feed(const FeedOptions& options) const {
   const auto loader = std::make_shared<data::Loader>(
       train_,
@@ -86,7 +103,7 @@ Feed TextData::feed(const FeedOptions& options) const {
                           .cursor = options.first_step * options.global_batch,
                           .pin_memory = options.pin_memory,
                           .vocab_size = config_.model.vocab_size});
-  return [loader] { return loader->next(); };
+  return [loader, options] { return tokens_of_rank(loader->next(), options); };
 }
 
 /// Data-parallel ranks take contiguous parts, and a rank that runs out joins the others with no rows.
@@ -101,7 +118,7 @@ ValidationFeed TextData::validation(int64_t most, const FeedOptions& options) co
     batch.rows = rows;
     for (int64_t rank = 0; rank < ranks; ++rank) batch.step_rows += part_of(rank).rows(*done, at_once);
     *done += at_once;
-    return batch;
+    return tokens_of_rank(std::move(batch), options);
   };
   return {.next = next, .batches = (largest_part + at_once - 1) / at_once};
 }

@@ -4,7 +4,10 @@
 
 #include "trireme/nn/loss.h"
 #include "trireme/nn/top_k.h"
+#include "trireme/parallel/tensor_joint.h"
 #include "trireme/plan/memory.h"
+#include "trireme/plan/tensor_split.h"
+#include "trireme/tensor/redistribute.h"
 #include "trireme/train/staged_model.h"
 #include "trireme/train/whole_model.h"
 
@@ -90,11 +93,49 @@ void TrainedModel::load_weights(const std::string& path, bool stages) {
   for (const Part& part : parts_) parallel::load_weights(*part.engine, path, {.unexpected = stages});
 }
 
+nn::JointPtr joint_of(const plan::ModelConfig& model, const comm::Mesh& mesh) {
+  if (mesh.tp->size() == 1) return nullptr;
+  return parallel::make_joint(mesh, plan::split_vocabulary(model, mesh.tp->size()));
+}
+
+at::Tensor tokens_of_rank(const at::Tensor& tokens, const comm::Mesh& mesh) {
+  const int64_t length = tokens.size(1) / mesh.cp->size();
+  return tokens.narrow(1, mesh.cp_rank * length, length);
+}
+
+at::Tensor logits_of_all(const at::Tensor& logits, const comm::Mesh& mesh) {
+  return tensor::redistribute(logits, plan::TensorPlacement::shard(1), plan::TensorPlacement::replicate(),
+                              *mesh.cp);
+}
+
+at::Tensor sum_over_stage(const parallel::DataParallel& engine, const at::Tensor& by_rank,
+                          const plan::MeshShape& mesh) {
+  const int64_t tp = mesh.size(plan::Axis::kTp);
+  if (tp == 1) return engine.sum_over_ranks(by_rank);
+  const at::Tensor by_place = by_rank.view({-1, tp});
+  at::Tensor sum = at::zeros({}, by_rank.options());
+  for (int64_t rank = 0; rank < tp; ++rank)
+    sum += engine.sum_over_ranks(by_place.select(1, rank).contiguous());
+  return sum;
+}
+
+double sum_over_stage(const parallel::DataParallel& engine, const std::vector<double>& by_rank,
+                      const plan::MeshShape& mesh) {
+  const auto tp = static_cast<size_t>(mesh.size(plan::Axis::kTp));
+  double sum = 0.0;
+  for (size_t rank = 0; rank < tp; ++rank) {
+    std::vector<double> of_place;
+    for (size_t at = rank; at < by_rank.size(); at += tp) of_place.push_back(by_rank[at]);
+    sum += engine.sum_over_ranks(of_place);
+  }
+  return sum;
+}
+
 plan::StepProgram given_program(const ModelSetup& setup) {
   const plan::Device device = setup.mesh.world->device().is_cpu() ? plan::Device::kCpu : plan::Device::kCuda;
   const plan::EngineSetting setting =
       plan::engine_setting(setup.config, setup.mesh.shape, setup.batch.accumulation, device);
-  return plan::config_program(setup.config, setup.facts, setup.batch, setting, setup.mesh.pp_rank);
+  return plan::config_program(setup.config, setup.held, setup.batch, setting, setup.mesh.pp_rank);
 }
 
 std::unique_ptr<TrainedModel> make_trained_model(const ModelSetup& setup) {

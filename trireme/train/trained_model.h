@@ -13,6 +13,7 @@
 #include "trireme/comm/mesh.h"
 #include "trireme/data/batch.h"
 #include "trireme/nn/fp8_history.h"
+#include "trireme/nn/joint.h"
 #include "trireme/optim/optimizer.h"
 #include "trireme/parallel/data_parallel.h"
 #include "trireme/parallel/state_file.h"
@@ -27,7 +28,8 @@ namespace trireme::train {
 /// What a model of a run is made from; all of it outlives the model.
 struct ModelSetup {
   const plan::Config& config;
-  const plan::ModelFacts& facts;
+  const plan::ModelFacts& facts;  ///< of the whole model
+  const plan::ModelFacts& held;   ///< of what this rank has of it
   const plan::BatchPlan& batch;
   const comm::Mesh& mesh;
   bool records_passes = false;  ///< as can_record() said
@@ -46,6 +48,22 @@ struct Scores {
     return *this;
   }
 };
+
+/// The joint of a model that is cut over the ranks of the mesh along tp; null: it is whole. `model` is
+/// complete.
+nn::JointPtr joint_of(const plan::ModelConfig& model, const comm::Mesh& mesh);
+
+/// What this rank has of tokens (B, T) whose length the ranks along cp divide.
+at::Tensor tokens_of_rank(const at::Tensor& tokens, const comm::Mesh& mesh);
+/// Logits (B, T / n, V) of the tokens of each rank along cp -> those of all, (B, T, V). Collective over them.
+at::Tensor logits_of_all(const at::Tensor& logits, const comm::Mesh& mesh);
+
+/// The sum of one number for each rank of a stage, in the order of their ranks, over its data-parallel ranks
+/// as its engine has it (DataParallel::sum_over_ranks), then over those along tp.
+at::Tensor sum_over_stage(const parallel::DataParallel& engine, const at::Tensor& by_rank,
+                          const plan::MeshShape& mesh);
+double sum_over_stage(const parallel::DataParallel& engine, const std::vector<double>& by_rank,
+                      const plan::MeshShape& mesh);
 
 /// Of B >= 1 images: logits (B, classes), targets (B) int64 on the same device.
 Scores score_images(const at::Tensor& logits, const at::Tensor& targets);

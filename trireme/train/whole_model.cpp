@@ -5,8 +5,10 @@
 #include "trireme/nn/init.h"
 #include "trireme/nn/language_model.h"
 #include "trireme/parallel/state_file.h"
+#include "trireme/parallel/tensor_joint.h"
 #include "trireme/parallel/wrap.h"
 #include "trireme/plan/buckets.h"
+#include "trireme/plan/tensor_split.h"
 #include "trireme/train/connect.h"
 #include "trireme/train/engine_options.h"
 #include "trireme/train/guesses.h"
@@ -42,7 +44,10 @@ class Evaluating {
 std::shared_ptr<nn::Model> make_model(const ModelSetup& setup) {
   const plan::ModelConfig& model = setup.config.model;
   if (plan::reads_images(model.family)) return make_image_model(model.vision, setup.mesh);
-  return nn::build(model);
+  const std::shared_ptr<nn::Model> text = nn::build(plan::split_model(model, setup.held.split));
+  text->set_joint(joint_of(model, setup.mesh));
+  text->set_context(parallel::make_context(setup.mesh));
+  return text;
 }
 
 }  // namespace
@@ -56,9 +61,9 @@ WholeModel::WholeModel(const ModelSetup& setup)
   const plan::Config& config = setup.config;
   const bool buckets = config.parallel.bucket_mib > 0.0;
   auto engine = std::make_shared<parallel::DataParallel>(
-      *model_, plan::engine_units(config, setup.facts), setup.mesh,
+      *model_, plan::engine_units(config, setup.held), setup.mesh,
       engine_options(config, setup.mesh, fp8_history()),
-      nn::InitialWeights(setup.facts.units, static_cast<uint64_t>(config.seed)),
+      nn::InitialWeights(setup.held.units, static_cast<uint64_t>(config.seed)),
       buckets ? parallel::UseFrom::kBuckets : parallel::UseFrom::kRunUnit);
   connect(*model_, *engine, config.memory, config.precision.fp8, fp8_history());
   for (const parallel::FlatUnit* unit : engine->units()) units_.push_back(unit->name());
@@ -74,8 +79,10 @@ WholeModel::~WholeModel() {
   parts_.clear();
 }
 
+/// Ranks along tp have the loss of the same rows, which the first of them counts.
 at::Tensor WholeModel::run_passes(const std::function<data::Batch()>& next, double scale) {
-  return passes_->run(next, scale);
+  const at::Tensor loss = passes_->run(next, scale);
+  return mesh_.tp_rank == 0 ? loss : at::zeros_like(loss);
 }
 
 at::Tensor WholeModel::grad_squares() const {
@@ -83,13 +90,13 @@ at::Tensor WholeModel::grad_squares() const {
 }
 
 at::Tensor WholeModel::sum_over_ranks(const at::Tensor& squares) const {
-  return engine().sum_over_ranks(squares.select(1, 0));
+  return sum_over_stage(engine(), squares.select(1, 0), mesh_.shape);
 }
 
 double WholeModel::sum_over_ranks(const std::vector<std::vector<double>>& squares) const {
   std::vector<double> by_rank;
   for (const std::vector<double>& rank : squares) by_rank.push_back(rank.front());
-  return engine().sum_over_ranks(by_rank);
+  return sum_over_stage(engine(), by_rank, mesh_.shape);
 }
 
 void WholeModel::sync_buffers() {
@@ -112,13 +119,18 @@ Scores WholeModel::evaluate(const std::vector<data::Batch>& batches, Guesses* gu
     if (guesses != nullptr) guesses->add(logits, targets, batch.samples);
     sum += score_images(logits, targets);
   }
-  return sum;
+  return mesh_.tp_rank == 0 ? sum : Scores();
 }
 
 std::vector<int32_t> WholeModel::generate(std::vector<int32_t> prompt, const SamplingOptions& options) {
   const parallel::DataParallel::Held held(engine());
   const Evaluating evaluating(*model_);
-  return train::generate(dynamic_cast<nn::LanguageModel&>(*model_), std::move(prompt), options, device_);
+  const auto next_logits = [this](const at::Tensor& tokens) {
+    const at::Tensor mine = tokens_of_rank(padded(tokens, mesh_.tp->size() * mesh_.cp->size()), mesh_);
+    const at::Tensor logits = logits_of_all(model_->forward(mine.to(device_)), mesh_);
+    return logits.select(1, tokens.size(1) - 1).squeeze(0).to(at::kCPU, at::kFloat);
+  };
+  return train::generate(next_logits, std::move(prompt), options);
 }
 
 void WholeModel::save_weights(const std::string& path, const parallel::Notes& notes) {

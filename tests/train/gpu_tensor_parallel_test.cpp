@@ -1,0 +1,82 @@
+// Ranks along tp and cp on GPUs learn what one GPU learns: over peer memory and over NCCL, in fp32 and in
+// bf16. One process a GPU; skipped where there are too few. Built for two GPUs and for four.
+#include <cstdlib>
+
+#include "tests/comm/gpu_ranks.h"
+#include "tests/train/staged_fixture.h"
+
+namespace trireme::train {
+namespace {
+
+struct Axes {
+  int64_t pp, cp, tp;
+};
+
+class GpuTensorParallel : public StagedTest, public ::testing::WithParamInterface<int64_t> {
+ protected:
+  void SetUp() override {
+    if (test::count_gpus() < GetParam()) GTEST_SKIP() << GetParam() << " GPUs are needed";
+    StagedTest::SetUp();
+    config_.device = plan::Device::kCuda;
+    config_.model.vocab_size = 259;
+    config_.model.d_model = 64;
+    config_.model.n_heads = config_.model.n_kv_heads = 4;
+    config_.model.d_ff = 96;
+  }
+  void TearDown() override {
+    if (!folder_.empty()) TrainerTest::TearDown();
+  }
+
+  Outcome outcome_on(const std::shared_ptr<comm::World>& world, const Axes& axes) {
+    config_.parallel.pp = axes.pp;
+    config_.parallel.cp = axes.cp;
+    config_.parallel.tp = axes.tp;
+    recorder_ = {};
+    train(options(), world);
+    if (world->rank() != 0) return {};
+    const checkpoint::SafetensorsReader reader((folder_ / "weights.safetensors").string());
+    Outcome result{recorder_, {}, reader.metadata()};
+    for (const auto& [name, info] : reader.tensors()) result.weights[name] = reader.read(name);
+    return result;
+  }
+
+  std::vector<Axes> meshes() const {
+    if (GetParam() == 2) return {{1, 1, 2}, {1, 2, 1}};
+    return {{1, 1, 4}, {1, 2, 2}, {2, 1, 2}, {1, 1, 2}};
+  }
+
+  int run_cases(int64_t rank) {
+    ::setenv("CUDA_MODULE_LOADING", "EAGER", 1);
+    const auto world = test::join_gpus(rank, GetParam(), port_, /*timeout_s=*/60.0, {});
+    for (const bool llama : {false, true}) {
+      config_.model.family = llama ? plan::ModelFamily::kLlama : plan::ModelFamily::kGpt2;
+      config_.model.n_kv_heads = llama ? 2 : 4;
+      config_.model.tie_embeddings = !llama;
+      Outcome one;
+      if (rank == 0)
+        one = outcome_on(comm::World::join_store(c10::make_intrusive<c10d::HashStore>(), 0, 1,
+                                                 c10::Device(c10::kCUDA, 0), /*timeout_s=*/60.0),
+                         {1, 1, 1});
+      for (const Axes& axes : meshes()) {
+        const Outcome many = outcome_on(world, axes);
+        if (rank == 0)
+          expect_near(many, one,
+                      fmt::format("{}, pp {} cp {} tp {}", config_.model.family, axes.pp, axes.cp, axes.tp));
+      }
+    }
+    return HasFailure() ? 1 : 0;
+  }
+
+  int64_t port_ = test::free_port();
+};
+INSTANTIATE_TEST_SUITE_P(Train, GpuTensorParallel, ::testing::Values(TRIREME_TEST_GPUS),
+                         [](const auto& tested) { return fmt::format("On{}", tested.param); });
+
+TEST_P(GpuTensorParallel, LearnsWhatOneGpuLearns) {
+  EXPECT_EQ(test::fork_ranks(
+                GetParam(), [this](int64_t rank) { return run_cases(rank); }, 200.0),
+            std::vector<int>(static_cast<size_t>(GetParam()), 0));
+}
+
+}  // namespace
+}  // namespace trireme::train

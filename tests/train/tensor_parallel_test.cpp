@@ -1,0 +1,322 @@
+// Ranks along tp have parts of every layer, and train what one process trains: on every mesh, with every
+// policy, schedule and way to recompute.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <filesystem>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "tests/support/refusal.h"
+#include "tests/train/resume_fixture.h"
+#include "trireme/checkpoint/safetensors.h"
+#include "trireme/plan/tensor_split.h"
+
+namespace trireme::train {
+namespace {
+
+struct Trained {
+  std::vector<double> losses, norms;
+  double val_loss = 0.0;
+  std::string digest, sample;
+  std::map<std::string, at::Tensor> weights;
+  int64_t sent = 0, predicted = 0;  ///< bytes of a full step
+};
+
+/// Relative, over the weights of all parameters together.
+double distance(const Trained& one, const Trained& other) {
+  double difference = 0.0, size = 0.0;
+  for (const auto& [name, weight] : one.weights) {
+    difference += (weight - other.weights.at(name)).to(at::kDouble).square().sum().item<double>();
+    size += weight.to(at::kDouble).square().sum().item<double>();
+  }
+  return std::sqrt(difference / size);
+}
+
+class TensorParallel : public Resume {
+ protected:
+  void SetUp() override {
+    Resume::SetUp();
+    config_.model.vocab_size = 257;  // no number of ranks divides it
+    config_.model.n_heads = config_.model.n_kv_heads = 4;
+    config_.model.d_ff = 56;
+    config_.train.steps = 5;
+    config_.train.global_batch = 8;
+    config_.train.micro_batch = 0;
+    config_.train.grad_clip = 0.5;  // it bites
+    config_.train.val_every = 5;
+    config_.train.sample_tokens = 4;
+    config_.checkpoint.every = 0;
+  }
+
+  void use_llama() {
+    config_.model.family = plan::ModelFamily::kLlama;
+    config_.model.n_kv_heads = 2;  // two ranks of four have the same
+    config_.model.tie_embeddings = false;
+  }
+
+  Trained train_on(int64_t ranks, bool resume = false) {
+    const TrainResult result = Resume::run(ranks, resume);
+    Trained trained;
+    for (const StepRecord& step : recorder_.steps) {
+      trained.losses.push_back(step.loss);
+      trained.norms.push_back(step.grad_norm);
+    }
+    trained.val_loss = result.summary.final_val_loss.value_or(0.0);
+    trained.digest = result.summary.weights_digest;
+    trained.sample = result.summary.sample;
+    const checkpoint::SafetensorsReader file((folder_ / "weights.safetensors").string());
+    for (const auto& [name, info] : file.tensors()) trained.weights[name] = file.read(name);
+    trained.sent = result.summary.cost.measured_wire_bytes;
+    trained.predicted = result.summary.cost.predicted_wire_bytes.value_or(-1);
+    return trained;
+  }
+
+  void expect_alike(const Trained& got, const Trained& wanted, const std::string& what) {
+    ASSERT_EQ(got.losses.size(), wanted.losses.size()) << what;
+    for (size_t step = 0; step < got.losses.size(); ++step) {
+      EXPECT_NEAR(got.losses[step], wanted.losses[step], 1e-5 * wanted.losses[step]) << what;
+      EXPECT_NEAR(got.norms[step], wanted.norms[step], 1e-5 * wanted.norms[step]) << what;
+    }
+    EXPECT_NEAR(got.val_loss, wanted.val_loss, 1e-5 * wanted.val_loss) << what;
+    EXPECT_EQ(got.sample, wanted.sample) << what;
+    EXPECT_LE(distance(got, wanted), 1e-4) << what;
+    EXPECT_GT(distance(got, wanted), 0.0) << what << ": nothing was split";
+    EXPECT_EQ(got.sent, got.predicted) << what;
+  }
+
+  void on(int64_t pp, int64_t dp_replicate, int64_t tp, int64_t cp = 1) {
+    config_.parallel.pp = pp;
+    config_.parallel.dp_replicate = dp_replicate;
+    config_.parallel.tp = tp;
+    config_.parallel.cp = cp;
+  }
+};
+
+TEST_F(TensorParallel, EveryMeshTrainsWhatOneProcessTrains) {
+  struct Mesh {
+    int64_t ranks, pp, dp_replicate, tp;
+  };
+  for (const bool llama : {false, true}) {
+    if (llama) use_llama();
+    on(1, 1, 1);
+    const Trained one = train_on(1);
+    for (const Mesh& mesh : {Mesh{2, 1, 1, 2}, Mesh{4, 1, 1, 4}, Mesh{4, 1, 1, 2}, Mesh{4, 1, 2, 2},
+                             Mesh{4, 2, 1, 2}, Mesh{8, 2, 1, 2}, Mesh{8, 2, 1, 4}}) {
+      on(mesh.pp, mesh.dp_replicate, mesh.tp);
+      expect_alike(
+          train_on(mesh.ranks), one,
+          fmt::format("{} on {} ranks, pp {} tp {}", config_.model.family, mesh.ranks, mesh.pp, mesh.tp));
+    }
+  }
+}
+
+/// Context parallelism: each rank has some tokens of each sequence, and attention exchanges them.
+TEST_F(TensorParallel, SequencesMayBeSplit) {
+  struct Mesh {
+    int64_t ranks, pp, dp_replicate, tp, cp;
+  };
+  for (const bool llama : {false, true}) {
+    if (llama) use_llama();
+    config_.train.micro_batch = 2;
+    on(1, 1, 1);
+    const Trained one = train_on(1);
+    for (const Mesh& mesh :
+         {Mesh{2, 1, 1, 1, 2}, Mesh{4, 1, 1, 1, 4}, Mesh{4, 1, 1, 1, 2}, Mesh{4, 1, 2, 1, 2},
+          Mesh{4, 1, 1, 2, 2}, Mesh{4, 2, 1, 1, 2}, Mesh{8, 2, 1, 2, 2}}) {
+      on(mesh.pp, mesh.dp_replicate, mesh.tp, mesh.cp);
+      expect_alike(train_on(mesh.ranks), one,
+                   fmt::format("{} on {} ranks, pp {} tp {} cp {}", config_.model.family, mesh.ranks, mesh.pp,
+                               mesh.tp, mesh.cp));
+    }
+  }
+}
+
+TEST_F(TensorParallel, SplitSequencesLeaveAllPoliciesAndRecomputationsWithTheSameWeights) {
+  use_llama();
+  config_.train.micro_batch = 2;
+  on(1, 1, 1, 2);
+  std::set<std::string> digests;
+  for (const plan::PolicyName policy :
+       {plan::PolicyName::kDdp, plan::PolicyName::kZero2, plan::PolicyName::kFsdp}) {
+    for (const plan::Recompute recompute :
+         {plan::Recompute::kNone, plan::Recompute::kBlock, plan::Recompute::kAllButAttention}) {
+      config_.parallel.policy = policy;
+      config_.memory.recompute = recompute;
+      const Trained trained = train_on(4);
+      digests.insert(trained.digest);
+      EXPECT_EQ(trained.sent, trained.predicted) << plan::name(policy) << " " << plan::name(recompute);
+    }
+  }
+  EXPECT_EQ(digests.size(), 1u);
+}
+
+TEST_F(TensorParallel, TiedAndUntiedWordsAreSharedOut) {
+  for (const bool llama : {false, true}) {
+    if (llama) use_llama();
+    config_.model.tie_embeddings = llama;  // as neither has it by default
+    on(1, 1, 1);
+    const Trained one = train_on(1);
+    on(1, 1, 4);
+    expect_alike(train_on(4), one, "tp 4");
+    on(2, 1, 2);
+    expect_alike(train_on(4), one, "pp 2 tp 2");
+  }
+}
+
+/// The law of data-parallel policies, for parts of layers: one digest.
+TEST_F(TensorParallel, AllPoliciesEndWithTheSameWeights) {
+  use_llama();
+  config_.train.micro_batch = 2;
+  on(1, 1, 2);
+  std::set<std::string> digests;
+  for (const plan::PolicyName policy :
+       {plan::PolicyName::kDdp, plan::PolicyName::kZero1, plan::PolicyName::kZero2, plan::PolicyName::kZero3,
+        plan::PolicyName::kFsdp}) {
+    config_.parallel.policy = policy;
+    const Trained trained = train_on(4);
+    digests.insert(trained.digest);
+    EXPECT_EQ(trained.sent, trained.predicted) << plan::name(policy);
+  }
+  EXPECT_EQ(digests.size(), 1u);
+}
+
+/// What is computed again exchanges its activations again, and changes no bit.
+TEST_F(TensorParallel, RecomputedBlocksAndSchedulesChangeNoBit) {
+  for (const bool llama : {false, true}) {
+    if (llama) use_llama();
+    on(1, 1, 2);
+    config_.train.micro_batch = 2;
+    std::set<std::string> digests;
+    for (const plan::Recompute recompute : {plan::Recompute::kNone, plan::Recompute::kCheap,
+                                            plan::Recompute::kBlock, plan::Recompute::kAllButAttention}) {
+      config_.memory.recompute = recompute;
+      const Trained trained = train_on(2);
+      digests.insert(trained.digest);
+      EXPECT_EQ(trained.sent, trained.predicted) << plan::name(recompute);
+    }
+    EXPECT_EQ(digests.size(), 1u);
+    config_.memory.recompute = plan::Recompute::kNone;
+    on(2, 1, 2);
+    config_.model.n_layers = 4;
+    digests.clear();
+    for (const plan::ScheduleName schedule :
+         {plan::ScheduleName::kGpipe, plan::ScheduleName::k1F1B, plan::ScheduleName::kZbV}) {
+      config_.pipeline.schedule = schedule;
+      const Trained trained = train_on(4);
+      digests.insert(trained.digest);
+      EXPECT_EQ(trained.sent, trained.predicted) << plan::name(schedule);
+    }
+    config_.pipeline.schedule = plan::Config().pipeline.schedule;
+    config_.model.n_layers = 2;
+    EXPECT_EQ(digests.size(), 1u);
+  }
+}
+
+/// Law 1: the initial weights of every layout are the same to the bit.
+TEST_F(TensorParallel, StartsFromTheSameWeights) {
+  config_.train.steps = 1;
+  config_.optim.lr = config_.optim.min_lr = 0.0;
+  on(1, 1, 1);
+  const std::string one = train_on(1).digest;
+  for (const int64_t tp : {2, 4}) {
+    on(1, 1, tp);
+    EXPECT_EQ(train_on(tp).digest, one) << tp;
+  }
+  on(2, 1, 2);
+  EXPECT_EQ(train_on(4).digest, one);
+}
+
+/// A checkpoint knows whole parameters: it goes on where it was, and on other meshes, with exactly its
+/// weights.
+TEST_F(TensorParallel, CheckpointsGoOnOnAnyMesh) {
+  config_.checkpoint.every = 3;
+  config_.train.val_every = 0;
+  config_.parallel.policy = plan::PolicyName::kZero1;
+  on(1, 1, 2);
+  const Trained whole = train_on(4);
+  const std::filesystem::path kept = folder_ / "kept";
+  const auto go_on = [&](int64_t ranks) {
+    std::filesystem::remove_all(checkpoints());
+    std::filesystem::copy(kept, checkpoints(), std::filesystem::copy_options::recursive);
+    resume_from_ = checkpoints() + "/step-00000003";
+    const Trained trained = train_on(ranks, /*resume=*/true);
+    resume_from_.clear();
+    return trained;
+  };
+  std::filesystem::copy(checkpoints(), kept, std::filesystem::copy_options::recursive);
+  EXPECT_EQ(go_on(4).digest, whole.digest);
+  struct Mesh {
+    int64_t ranks, pp, tp, cp = 1;
+  };
+  for (const Mesh& mesh :
+       {Mesh{1, 1, 1}, Mesh{2, 1, 2}, Mesh{4, 1, 4}, Mesh{4, 2, 2}, Mesh{2, 2, 1}, Mesh{4, 1, 2, 2}}) {
+    on(mesh.pp, 1, mesh.tp, mesh.cp);
+    const Trained trained = go_on(mesh.ranks);
+    ASSERT_EQ(trained.losses.size(), 2u);
+    EXPECT_NEAR(trained.losses[0], whole.losses[3], 1e-5);
+    EXPECT_NEAR(trained.losses[1], whole.losses[4], 1e-5);
+    EXPECT_LE(distance(trained, whole), 1e-4) << mesh.pp << " " << mesh.tp;
+  }
+}
+
+/// bf16 products, FP8 emulated: no further from one process than that is from fp32.
+TEST_F(TensorParallel, TrainsInFewBits) {
+  use_llama();
+  config_.model.d_model = 64;
+  config_.model.d_ff = 128;
+  config_.model.n_kv_heads = 4;
+  on(1, 1, 1);
+  const Trained exact = train_on(1);
+  config_.precision.compute = plan::Dtype::kBf16;
+  for (const plan::Fp8 recipe : {plan::Fp8::kOff, plan::Fp8::kTensorwise, plan::Fp8::kRowwise}) {
+    config_.precision.fp8.recipe = recipe;
+    config_.precision.fp8.fallback = plan::Fp8Fallback::kEmulate;
+    on(1, 1, 1);
+    const Trained one = train_on(1);
+    on(1, 1, 2);
+    const Trained two = train_on(2);
+    EXPECT_EQ(two.sent, two.predicted) << plan::name(recipe);
+    EXPECT_LE(distance(two, one), 1.5 * distance(one, exact)) << plan::name(recipe);
+    EXPECT_LE(distance(two, exact), 1.5 * distance(one, exact)) << plan::name(recipe);
+  }
+}
+
+/// Ranks drop elements of their own rows.
+TEST_F(TensorParallel, AccumulatesAndDrops) {
+  config_.train.micro_batch = 2;
+  on(1, 1, 1);
+  const Trained one = train_on(1);
+  on(1, 1, 2);
+  expect_alike(train_on(2), one, "accumulation 4");
+  config_.model.dropout = 0.2;
+  const Trained dropped = train_on(2);
+  EXPECT_LT(dropped.losses.back(), dropped.losses.front());
+  EXPECT_EQ(dropped.sent, dropped.predicted);
+}
+
+TEST_F(TensorParallel, IsRefusedWhereRanksCannotShare) {
+  const auto refused = [&](const std::string& words) {
+    test::expect_refusal([&] { plan::check_config(config_); }, {words});
+  };
+  config_.parallel.tp = 3;
+  refused("heads and features can be shared by 1, 2, 4 ranks");
+  config_.parallel.tp = 2;
+  config_.data.seq_len = 31;
+  config_.model.max_seq_len = 32;
+  refused("make data.seq_len a multiple of it");
+  config_.data.seq_len = 32;
+  config_.parallel.comm_hook = plan::CommHook::kPowerSgd;
+  config_.parallel.policy = plan::PolicyName::kDdp;
+  refused("copies of norms would drift apart");
+  config_.parallel.comm_hook = plan::CommHook::kNone;
+  config_.precision.compute = plan::Dtype::kFp16;
+  refused("set precision.compute to bf16");
+  config_.precision.compute = plan::Dtype::kFp32;
+  config_.model.family = plan::ModelFamily::kMlp;
+  refused("use gpt2 or llama");
+}
+
+}  // namespace
+}  // namespace trireme::train

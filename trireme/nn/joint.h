@@ -1,0 +1,63 @@
+#pragma once
+// The seams of a model whose linear layers are cut over ranks: tensor parallelism (Shoeybi et al. 2019,
+// Megatron-LM), with tokens split between the cut layers (Korthikanti et al. 2022, Reducing Activation
+// Recomputation in Large Transformer Models). The model knows no ranks; whoever cuts it hands in a joint.
+//
+// Between cut layers a rank has rows of its own: activations (B, T / n, D) on each of n ranks, whose rows one
+// rank after another are the rows of (B, T, D). So a shape tells B and T. Inside of cut layers it has all
+// rows and some features. A rank enters by a gather, whose gradient is a sum over ranks, and leaves by a sum
+// of which each rank keeps its rows, whose gradient is a gather.
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+namespace trireme::nn {
+
+class Joint {
+ public:
+  /// `vocabulary`: the first row of each rank's part of a vocabulary, and behind them its size.
+  Joint(int64_t rank, std::vector<int64_t> vocabulary) : rank_(rank), vocabulary_(std::move(vocabulary)) {}
+  virtual ~Joint() = default;
+  Joint(const Joint&) = delete;
+  Joint& operator=(const Joint&) = delete;
+
+  int64_t size() const { return static_cast<int64_t>(vocabulary_.size()) - 1; }
+  int64_t rank() const { return rank_; }
+  const std::vector<int64_t>& vocabulary() const { return vocabulary_; }
+  int64_t first_word() const { return vocabulary_[static_cast<size_t>(rank_)]; }
+
+  /// rows (n, ...) of each rank -> (size * n, ...) of all, in the order of ranks. Collective.
+  virtual at::Tensor gather(const at::Tensor& rows) const = 0;
+  /// The sum of the ranks' (size * n, ...), in an order that depends on the ranks alone, of which this rank
+  /// gets its rows: (n, ...) fp32. Collective.
+  virtual at::Tensor reduce_scatter(const at::Tensor& partial) const = 0;
+
+ private:
+  int64_t rank_;
+  std::vector<int64_t> vocabulary_;
+};
+
+/// Null: nothing is cut, and there is one rank.
+using JointPtr = std::shared_ptr<const Joint>;
+
+/// The joints of a linear layer. With `before`, it takes a rank's rows and makes features of all rows; with
+/// `after` it takes features of all rows, and makes sums for a rank's rows.
+struct Joints {
+  JointPtr before, after;
+};
+
+/// x (B, T, D) of which each rank has some terms -> the sums for this rank's rows, (B, T / n, D). Without a
+/// joint: x.
+at::Tensor leave(const at::Tensor& x, const JointPtr& joint);
+/// Rows of weight (rows, width), of which this rank has its part of the vocabulary, that indices (B, T) int64
+/// name -> this rank's (B, T / n, width). Without a joint: embedding().
+at::Tensor embedding(const at::Tensor& indices, const at::Tensor& weight, const JointPtr& joint);
+/// The numbers of this rank's tokens within their sequences, (B, T / n) int64, for tokens (B, T).
+at::Tensor positions(const at::Tensor& tokens, const Joint& joint);
+/// x (B, T / n, D), weight (V', D), this rank's part of the vocabulary -> logits (B, T, V) on every rank. For
+/// evaluation: throws LogicError where gradients are wanted.
+at::Tensor joined_logits(const at::Tensor& x, const at::Tensor& weight, const Joint& joint);
+
+}  // namespace trireme::nn

@@ -1,0 +1,135 @@
+#include "trireme/plan/tensor_split.h"
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+
+#include "trireme/base/error.h"
+#include "trireme/plan/model_family.h"
+#include "trireme/plan/stages.h"
+
+namespace trireme::plan {
+namespace {
+
+/// The whole parameter with the matrices that lie side by side in its last dimension as a dimension of their
+/// own.
+Shape unpacked(Shape shape, int64_t packed) {
+  shape.back() /= packed;
+  shape.insert(shape.end() - 1, packed);
+  return shape;
+}
+
+/// `held` is a rank's version of `whole`, which differs in one dimension at most. Ranks have equal parts, or,
+/// if they outnumber them, several have the same; of a vocabulary they have those from row `first_word` on.
+ParamSpec part_of(const ParamSpec& whole, ParamSpec held, const TensorSplit& at, int64_t first_word,
+                  bool is_vocabulary) {
+  Part& part = held.part;
+  const auto differs = std::ranges::mismatch(whole.shape, held.shape);
+  if (differs.in1 == whole.shape.end()) {
+    part.copies = at.ranks;
+    part.copy = at.rank;
+    return held;
+  }
+  const auto dim = static_cast<size_t>(differs.in1 - whole.shape.begin());
+  part.whole = whole.shape;
+  if (whole.packed > 1) {
+    part.view = unpacked(whole.shape, whole.packed);
+    part.extent = unpacked(held.shape, whole.packed);
+  }
+  part.start = Shape(part.view.empty() ? whole.shape.size() : part.view.size(), 0);
+  int64_t& start = part.view.empty() ? part.start[dim] : part.start.back();
+  if (is_vocabulary) {
+    start = first_word;
+    return held;
+  }
+  part.copies = at.ranks * *differs.in2 / *differs.in1;
+  part.copy = at.rank % part.copies;
+  start = at.rank / part.copies * (part.view.empty() ? *differs.in2 : part.extent.back());
+  return held;
+}
+
+std::vector<int64_t> common_divisors(std::initializer_list<int64_t> numbers) {
+  std::vector<int64_t> divisors;
+  for (int64_t divisor = 1; divisor <= *numbers.begin(); ++divisor) {
+    if (std::ranges::all_of(numbers, [&](int64_t number) { return number % divisor == 0; }))
+      divisors.push_back(divisor);
+  }
+  return divisors;
+}
+
+}  // namespace
+
+TensorSplit tensor_split(const MeshShape& mesh, int64_t rank) {
+  return {mesh.size(Axis::kTp), mesh.coordinates(rank)[static_cast<size_t>(Axis::kTp)], mesh.size(Axis::kCp)};
+}
+
+std::string split_obstacle(const ModelConfig& model, int64_t ranks) {
+  if (ranks == 1) return {};
+  if (reads_images(model.family) || !record_of(model.family).attends)
+    return fmt::format("models of family {} have no heads to share out; use gpt2 or llama", model.family);
+  const int64_t kv = model.n_kv_heads;
+  if (model.n_heads % ranks != 0 || model.d_ff % ranks != 0 || (kv % ranks != 0 && ranks % kv != 0)) {
+    return fmt::format(
+        "{} ranks cannot share {} heads, {} key and value heads and {} features of the feed-forward part "
+        "equally; heads and features can be shared by {} ranks",
+        ranks, model.n_heads, kv, model.d_ff, fmt::join(common_divisors({model.n_heads, model.d_ff}), ", "));
+  }
+  return {};
+}
+
+std::vector<int64_t> split_vocabulary(const ModelConfig& model, int64_t ranks) {
+  return share_rows(model.vocab_size, ranks, model.d_model);
+}
+
+ModelConfig split_model(const ModelConfig& model, const TensorSplit& split) {
+  if (split.ranks == 1) return model;
+  if (const std::string obstacle = split_obstacle(model, split.ranks); !obstacle.empty())
+    throw ConfigError("[plan.split] {}", obstacle);
+  ModelConfig part = model;
+  part.head_dim = head_dim(model);
+  part.n_heads = model.n_heads / split.ranks;
+  part.n_kv_heads = std::max<int64_t>(1, model.n_kv_heads / split.ranks);
+  part.d_ff = model.d_ff / split.ranks;
+  const std::vector<int64_t> rows = split_vocabulary(model, split.ranks);
+  const auto rank = static_cast<size_t>(split.rank);
+  part.vocab_size = rows[rank + 1] - rows[rank];
+  return part;
+}
+
+namespace {
+
+/// Units hold a rank's parts.
+std::vector<UnitSpec> parts_of(const std::vector<UnitSpec>& whole, std::vector<UnitSpec> held,
+                               const TensorSplit& at, int64_t first_word) {
+  for (size_t unit = 0; unit < held.size(); ++unit) {
+    const bool has_words = unit == 0 || held[unit].name == kHeadUnit;
+    for (size_t i = 0; i < held[unit].params.size(); ++i) {
+      ParamSpec& param = held[unit].params[i];
+      param = part_of(whole[unit].params[i], param, at, first_word, has_words);
+    }
+  }
+  return held;
+}
+
+}  // namespace
+
+ModelFacts describe(const ModelConfig& incomplete, int64_t seq_len, const PrecisionConfig& precision,
+                    const MemoryConfig& memory, const TensorSplit& at) {
+  ModelFacts facts = describe(incomplete, seq_len, precision, memory);
+  facts.split = at;
+  if (at.ranks > 1) {
+    const ModelConfig model = complete(incomplete, seq_len);
+    const int64_t first_word = split_vocabulary(model, at.ranks)[static_cast<size_t>(at.rank)];
+    facts.units = parts_of(facts.units, describe(split_model(model, at), seq_len, precision, memory).units,
+                           at, first_word);
+    facts.params = 0;
+    for (const UnitSpec& unit : facts.units) facts.params += unit.numel();
+    facts.matmul_params /= at.ranks;
+  }
+  const auto shares = static_cast<double>(at.ranks * at.contexts);
+  facts.flops_per_token /= shares;
+  facts.saved_bytes_per_token /= shares;
+  return facts;
+}
+
+}  // namespace trireme::plan
