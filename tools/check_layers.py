@@ -15,7 +15,10 @@ TORCH_FREE = {"base", "text", "plan", "report", "launch", "checkpoint"}
 TENSOR_FACES = {"trireme/checkpoint/safetensors.h", "trireme/checkpoint/safetensors.cpp"}
 # Files of other rooms that need no torch: the front command has a copy of them.
 WITHOUT_TORCH = {f"trireme/data/{name}" for name in
-                 ("documents.h", "documents.cpp", "progress.h", "source.h", "source.cpp", "tokenizer.h", "tokenizer.cpp")}
+                 ("byte_stream.h", "document_file.h", "document_file.cpp", "documents.h", "documents.cpp", "encode_ahead.h",
+                  "encode_ahead.cpp", "gzip_stream.cpp", "json_lines.h", "json_lines.cpp", "no_gzip_stream.cpp",
+                  "no_zstd_stream.cpp", "progress.h", "source.h", "source.cpp", "tokenizer.h", "tokenizer.cpp",
+                  "zstd_stream.cpp")}
 TORCH = re.compile(r"(ATen|torch|c10|caffe2)/")
 CUDA = re.compile(r"(cuda|cublas|cudnn|nccl|nvtx|cooperative_groups|cub/|thrust/)")
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')

@@ -105,7 +105,48 @@ TEST_F(TrainTokenizer, ReplacesOnlyAFileThatIsNamed) {
   EXPECT_TRUE(fs::exists(front_.file("more/tokenizer.json")));
 }
 
+/// JSON Lines with the documents of `more`.
+constexpr const char* kJsonLines = "{\"text\": \"Dogs.\\n\"}\n{\"text\": \"More dogs.\\n\"}\n";
+
+TEST_F(TrainTokenizer, LearnsTheSameFromJsonLines) {
+  write_file_atomic(front_.file("b.jsonl"), kJsonLines);
+  ASSERT_EQ(front_.run({"data", "train-tokenizer", "more", "--vocab=2000", "--out=text.json"}).code, 0);
+  const Outcome outcome =
+      front_.run({"data", "train-tokenizer", "b.jsonl", "--vocab=2000", "--out=lines.json"});
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_EQ(read_file(front_.file("lines.json")), read_file(front_.file("text.json")));
+}
+
 using Inspect = DataText;
+
+TEST_F(Inspect, ReadsJsonLines) {
+  write_file_atomic(front_.file("b.jsonl"), kJsonLines);
+  write_file_atomic(front_.file("c.jsonl"), "{\"id\": 7, \"body\": \"Dogs.\\n\"}\n");
+  write_file_atomic(front_.file("d.jsonl"), "{\"text\": \"Dogs.\\n\"}\n{\"text\": \n");
+  const auto of = [&](const std::string& path) { return front_.run({"data", "inspect", path, "--json"}); };
+  const auto lines = of("b.jsonl").json(), text = of("more").json();
+  for (const char* key : {"documents", "bytes", "tokens", "windows", "frequent"})
+    EXPECT_EQ(lines[key], text[key]) << key;
+  EXPECT_EQ(of("c.jsonl#body").json()["documents"], 1);
+  const Outcome no_field = of("c.jsonl");
+  EXPECT_EQ(no_field.code, 2);
+  EXPECT_TRUE(contains(no_field.err, "there is no field 'text', but id, body; name")) << no_field.err;
+  EXPECT_TRUE(contains(no_field.err, "c.jsonl#body")) << no_field.err;
+  const Outcome broken = of("d.jsonl");
+  EXPECT_EQ(broken.code, 7);
+  EXPECT_TRUE(contains(broken.err, "d.jsonl, line 2: ")) << broken.err;
+}
+
+TEST_F(DataText, ARunKeepsTheFieldWithTheWholePath) {
+  write_file_atomic(front_.file("c.jsonl"), "{\"body\": \"Dogs.\"}\n");
+  const Outcome plan =
+      front_.run({"train", "--data.path=c.jsonl#body", "--device=cpu", "-n", "1", "--dry-run"});
+  EXPECT_EQ(plan.code, 0) << plan.err;
+  const Outcome none =
+      front_.run({"train", "--data.path=d.jsonl#body", "--device=cpu", "-n", "1", "--dry-run"});
+  EXPECT_EQ(none.code, 2);
+  EXPECT_TRUE(contains(none.err, "d.jsonl does not exist")) << none.err;
+}
 
 TEST_F(Inspect, ShowsTheTokensOfTraining) {
   write_file_atomic(front_.file("c.txt"), "a|b\tc\n<|endoftext|>\nlonger text\n");

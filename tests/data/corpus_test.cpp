@@ -255,6 +255,48 @@ TEST(PrepareCorpus, PutsTheEndTokenOfATokenizerBetweenDocuments) {
   EXPECT_FALSE(prepare_corpus(options).from_cache);
 }
 
+TEST(PrepareCorpus, WritesTheSameBytesOnAnyNumberOfThreads) {
+  const Scratch scratch;
+  for (int file = 0; file < 4; ++file) {
+    std::string text;
+    for (int i = 0; i < 6000; ++i) {
+      text += fmt::format("{} strokes of boat {}\n", i * 31, file);
+      if (i % 50 == 0 && file != 2) text += "<|endoftext|>\n";
+    }
+    scratch.write(fmt::format("t/{}", file), text);
+  }
+  for (const std::string& tokenizer : {std::string("byte"), testing::kLlama2}) {
+    std::vector<std::string> first;
+    for (const int64_t threads : {1, 2, 5}) {
+      CorpusOptions options = corpus_options_for(scratch, "t", 0.1);
+      options.tokenizer = tokenizer;
+      options.threads = threads;
+      options.cache_dir = scratch.path(fmt::format("cache{}", threads));
+      const std::string folder = prepare_corpus(options).folder;
+      std::vector<std::string> files;
+      for (const char* name : {"index.json", "train-00000.tokens", "val-00000.tokens"})
+        files.push_back(testing::slurp(folder + "/" + name));
+      if (first.empty()) first = files;
+      EXPECT_TRUE(files == first) << threads << " threads, " << tokenizer;
+    }
+  }
+}
+
+/// Nothing else could be told while a single text is tokenised.
+TEST(PrepareCorpus, ShowsLifeWhileItTokenisesOneHugeDocument) {
+  const Scratch scratch;
+  std::string text;
+  for (int i = 0; text.size() < (size_t{12} << 20); ++i) text += fmt::format("{} strokes in time\n", i);
+  scratch.write("text", text);
+  CorpusOptions options = corpus_options_for(scratch, "text");
+  options.tokenizer = testing::kLlama2;
+  int64_t beats = 0;
+  const auto size = static_cast<int64_t>(text.size());
+  options.on_progress = [&](const Progress& progress) { beats += progress.done == size; };
+  prepare_corpus(options);
+  EXPECT_GT(beats, 5) << "while all of the document was still to be packed";
+}
+
 /// Wherever it were cut, there would be other ids at the seam.
 TEST(PrepareCorpus, TokenisesADocumentAsAWholeHoweverLong) {
   const Scratch scratch;

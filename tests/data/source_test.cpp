@@ -83,6 +83,28 @@ TEST(ListSource, SaysThatLinksWereNotFollowed) {
   EXPECT_NE(message.find("1 symbolic link"), std::string::npos) << message;
 }
 
+TEST(ListSource, RefusesParquetWithTheWayOut) {
+  const testing::Scratch scratch;
+  scratch.write("t/a.txt", "text");
+  scratch.write("t/part.parquet", "PAR1");
+  const std::string message = testing::message_of<ConfigError>([&] { list_source(scratch.path("t")); });
+  EXPECT_NE(message.find("t/part.parquet is Parquet"), std::string::npos) << message;
+  EXPECT_NE(message.find("part.jsonl', orient='records', lines=True"), std::string::npos) << message;
+}
+
+TEST(ListSource, TakesAFieldOfJsonLines) {
+  const testing::Scratch scratch;
+  scratch.write("t/a.jsonl", "{}");
+  scratch.write("t/b#c.txt", "text");
+  scratch.write("u/a.txt", "text");
+  EXPECT_EQ(list_source(scratch.path("t#body")).field, "body");
+  EXPECT_EQ(list_source(scratch.path("t#body")).path, scratch.path("t"));
+  EXPECT_EQ(list_source(scratch.path("t")).field, "");
+  EXPECT_EQ(list_source(scratch.path("t/b#c.txt")).path, scratch.path("t/b#c.txt")) << "a name with a #";
+  const std::string message = testing::message_of<ConfigError>([&] { list_source(scratch.path("u#body")); });
+  EXPECT_NE(message.find("'#body' names a field of JSON Lines, but "), std::string::npos) << message;
+}
+
 TEST(ListSource, RefusesSpecialFiles) {
   const std::string message = testing::message_of<ConfigError>([] { list_source("/dev/null"); });
   EXPECT_NE(message.find("neither a file nor a folder"), std::string::npos) << message;

@@ -12,7 +12,7 @@ namespace trireme::cli {
 
 data::Source source_of(const std::string& path) {
   std::error_code ignored;
-  if (path != "builtin" && !std::filesystem::exists(path, ignored)) {
+  if (path != "builtin" && !std::filesystem::exists(data::parse_text_path(path).path, ignored)) {
     throw ConfigError(
         "[cli.data] there is no {}; name a text file, a folder of them, or 'builtin' for the C++ headers of "
         "libtorch",
@@ -30,7 +30,9 @@ CorpusText::CorpusText(std::vector<data::Source> sources) : sources_(std::move(s
 
 std::optional<std::string_view> CorpusText::next() {
   while (documents_ || open_next()) {
-    if (const auto document = documents_->next()) return document;
+    const auto document = documents_->next();
+    read_bytes_ += documents_->last_bytes();
+    if (document) return document;
     documents_.reset();
   }
   return std::nullopt;
@@ -43,13 +45,8 @@ bool CorpusText::open_next() {
   }
   if (source_ == sources_.size()) return false;
   const data::Source& source = sources_[source_];
-  try {
-    mapped_ = MappedFile(source.path_of(source.files[file_++]));
-  } catch (const EnvironmentError& error) {
-    throw DataError("[cli.data] {}; make the file readable, or remove it from the folder", error.what());
-  }
-  documents_.emplace(
-      std::string_view(reinterpret_cast<const char*>(mapped_.bytes().data()), mapped_.bytes().size()));
+  documents_.emplace(source, source.files[file_++]);
+  last_path_ = documents_->path();
   return true;
 }
 

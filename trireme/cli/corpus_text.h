@@ -6,8 +6,7 @@
 #include <string_view>
 #include <vector>
 
-#include "trireme/base/file.h"
-#include "trireme/data/documents.h"
+#include "trireme/data/document_file.h"
 #include "trireme/data/source.h"
 
 namespace trireme::cli {
@@ -24,9 +23,10 @@ class CorpusText {
   std::optional<std::string_view> next();
 
   /// The path of the file that the last document is from.
-  const std::string& path() const { return mapped_.path(); }
+  const std::string& path() const { return last_path_; }
   int64_t files() const { return files_; }
-  int64_t bytes() const { return bytes_; }  ///< of all files
+  int64_t bytes() const { return bytes_; }            ///< of all files
+  int64_t read_bytes() const { return read_bytes_; }  ///< of these, that the documents so far took
   /// Counts text in which this file turned out not to be UTF-8.
   void note_not_utf8();
   /// "2 files are not UTF-8, the first is a/b.txt"; empty: all are.
@@ -38,9 +38,9 @@ class CorpusText {
 
   std::vector<data::Source> sources_;
   size_t source_ = 0, file_ = 0;  ///< to be opened next
-  MappedFile mapped_;
-  std::optional<data::Documents> documents_;
-  int64_t files_ = 0, bytes_ = 0, not_utf8_files_ = 0;
+  std::optional<data::DocumentFile> documents_;
+  std::string last_path_;
+  int64_t files_ = 0, bytes_ = 0, read_bytes_ = 0, not_utf8_files_ = 0;
   std::string first_not_utf8_, last_not_utf8_;  ///< paths
 };
 

@@ -91,7 +91,8 @@ class Inspector {
     result_.bytes += bytes;
     result_.tokens += tokens;
     if (line_.due())
-      line_.show(fmt::format("{} of {} tokenised", bytes_text(result_.bytes), bytes_text(corpus_.bytes())));
+      line_.show(
+          fmt::format("{} of {} tokenised", bytes_text(corpus_.read_bytes()), bytes_text(corpus_.bytes())));
   }
 
   void show(const std::vector<int32_t>& ids) {
@@ -259,7 +260,8 @@ int inspect(const InspectOptions& options, const Front& front) {
 void add_data_inspect(CLI::App& data, Front& front) {
   auto options = std::make_shared<InspectOptions>();
   CLI::App* verb = data.add_subcommand("inspect", "Show the tokens that training would read from a text");
-  verb->add_option("PATH", options->path, "A text file, a folder of them, or 'builtin'")
+  verb->add_option("PATH", options->path,
+                   "A text file, JSON Lines (FILE.jsonl#FIELD), a folder of them, or 'builtin'")
       ->required()
       ->option_text(" ");
   verb->add_option("--windows", options->windows,

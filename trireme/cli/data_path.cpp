@@ -10,6 +10,7 @@
 #include "trireme/base/file.h"
 #include "trireme/base/log.h"
 #include "trireme/base/text.h"
+#include "trireme/data/source.h"
 #include "trireme/plan/config_files.h"
 #include "trireme/plan/pipeline.h"
 #include "trireme/report/run_dir.h"
@@ -51,7 +52,9 @@ void settle_data_path(plan::Config& config, const std::string& config_file) {
   const bool images = plan::reads_images(config.model.family);
   const char* const fix = fix_of(images);
   if (config.data.path.empty()) throw ConfigError("[cli.data] data.path is empty; {}", fix);
-  const fs::path given = config.data.path;
+  const auto [named, field] =
+      images ? data::TextPath{config.data.path, ""} : data::parse_text_path(config.data.path);
+  const fs::path given = named;
   const fs::path path = fs::absolute(given).lexically_normal();
   std::error_code ignored;
   const fs::file_status status = fs::status(path, ignored);
@@ -76,7 +79,7 @@ void settle_data_path(plan::Config& config, const std::string& config_file) {
     throw ConfigError("[cli.data] data.path={}: {} has no {}; {}", given.string(), path.string(),
                       images ? "images" : "text", fix);
   }
-  config.data.path = path.string();
+  config.data.path = path.string() + (field.empty() ? "" : "#" + field);
 }
 
 void settle_tokenizer(plan::ResolvedConfig& resolved, const std::string& config_file) {

@@ -9,8 +9,9 @@
 namespace trireme::cli {
 
 /// Makes data.path absolute, so that the config that a run keeps means the same text from any folder; a
-/// relative one is taken from the current folder. `config_file` is where it may have come from, or empty.
-/// Throws ConfigError where there is no text that this user may read.
+/// relative one is taken from the current folder, and a field of JSON Lines stays (data::parse_text_path()).
+/// `config_file` is where it may have come from, or empty. Throws ConfigError where there is no text that
+/// this user may read.
 void settle_data_path(plan::Config& config, const std::string& config_file);
 
 /// Where data.tokenizer is a file or folder, makes it absolute likewise; model.vocab_size follows it unless

@@ -51,21 +51,20 @@ class TextsOfCorpus {
     std::string part(rest_.substr(0, size));
     rest_.remove_prefix(size);
     if (!is_utf8(part)) corpus_.note_not_utf8();
-    bytes_ += static_cast<int64_t>(size);
     show_progress();
     return part;
   }
 
  private:
   void show_progress() {
-    if (line_.due())
-      line_.show(fmt::format("counting words of {}, {} done", bytes_text(corpus_.bytes()),
-                             percent(static_cast<double>(bytes_) / static_cast<double>(corpus_.bytes()))));
+    if (!line_.due()) return;
+    const double done = static_cast<double>(corpus_.read_bytes()) - static_cast<double>(rest_.size());
+    line_.show(fmt::format("counting words of {}, {} done", bytes_text(corpus_.bytes()),
+                           percent(std::max(0.0, done) / static_cast<double>(corpus_.bytes()))));
   }
 
   CorpusText& corpus_;
   std::string_view rest_;  ///< of a document
-  int64_t bytes_ = 0;
   ProgressLine line_;
 };
 
@@ -175,7 +174,8 @@ int train_tokenizer(const TrainTokenizerOptions& options) {
 void add_data_train_tokenizer(CLI::App& data, Front& front) {
   auto options = std::make_shared<TrainTokenizerOptions>();
   CLI::App* verb = data.add_subcommand("train-tokenizer", "Learn a tokenizer (byte-level BPE) from texts");
-  verb->add_option("TEXT", options->texts, "Text files, folders of them, or 'builtin'")
+  verb->add_option("TEXT", options->texts,
+                   "Text files, JSON Lines (FILE.jsonl#FIELD), folders of them, or 'builtin'")
       ->required()
       ->option_text("...");
   verb->add_option("--vocab", options->vocab,

@@ -2,17 +2,20 @@
 
 #include <sys/stat.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <memory>
 #include <optional>
 #include <vector>
 
+#include "trireme/base/cores.h"
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
 #include "trireme/base/hash.h"
 #include "trireme/base/log.h"
 #include "trireme/base/text.h"
 #include "trireme/data/index.h"
+#include "trireme/data/json_lines.h"
 #include "trireme/data/lock.h"
 #include "trireme/data/packer.h"
 #include "trireme/data/posix.h"
@@ -67,6 +70,8 @@ std::string cache_key(const Source& source, const Tokenizer& tokenizer, double v
   key.add(tokenizer.digest());
   key.add_number(val_fraction);
   key.add(source.path);
+  const auto is_read_by_line = [](const SourceFile& file) { return is_json_lines(file.name); };
+  if (std::ranges::any_of(source.files, is_read_by_line)) key.add(source.field);
   for (const SourceFile& file : source.files) {
     key.add(file.name);
     key.add_number(file.bytes);
@@ -135,7 +140,11 @@ TokenIndex prepare(const Source& source, const Tokenizer& tokenizer, const Corpu
     lock.show_life();
     if (options.on_progress) options.on_progress(progress);
   };
-  TokenIndex index = pack(source, tokenizer, options.val_fraction, temporary.path(), tell);
+  TokenIndex index = pack(source, tokenizer,
+                          {.val_fraction = options.val_fraction,
+                           .folder = temporary.path(),
+                           .threads = options.threads > 0 ? options.threads : usable_cores(),
+                           .on_progress = tell});
   temporary.commit(folder);
   return index;
 }

@@ -12,12 +12,13 @@
 namespace trireme::data {
 
 struct CorpusOptions {
-  std::string path = {};           ///< a file or folder of text; "builtin": `builtin_root`
+  std::string path = {};           ///< as list_source() takes it; "builtin": `builtin_root`
   std::string builtin_root = {};   ///< folder of C++ headers that "builtin" stands for
   std::string tokenizer = "byte";  ///< as make_tokenizer() takes it
   double val_fraction = 0.02;      ///< of the bytes of all documents
   std::string cache_dir = {};
   int64_t seq_len = 0;  ///< only to refuse a corpus shorter than one sequence
+  int64_t threads = 0;  ///< that tokenise; 0: as many as this process may use cores
   OnProgress on_progress = {};
 };
 

@@ -1,15 +1,17 @@
 #include "trireme/data/packer.h"
 
 #include <algorithm>
+#include <cmath>
 #include <map>
-#include <optional>
+#include <span>
 #include <string_view>
 
-#include "trireme/base/error.h"
-#include "trireme/base/file.h"
 #include "trireme/base/utf8.h"
+#include "trireme/data/document_file.h"
 #include "trireme/data/documents.h"
+#include "trireme/data/encode_ahead.h"
 #include "trireme/data/held_out.h"
+#include "trireme/data/json_lines.h"
 #include "trireme/data/shard.h"
 
 namespace trireme::data {
@@ -18,28 +20,6 @@ namespace {
 constexpr size_t kPieceBytes = size_t{1} << 20;    // text tokenised at once, where it may be cut
 constexpr size_t kWindowBytes = size_t{16} << 20;  // text checked at once
 constexpr int64_t kPasses = 2;                     // over the text: one chooses, one packs
-
-/// The whole file, mapped: a text larger than memory is paged in and out as it is read.
-MappedFile map_text(const Source& source, const SourceFile& file) {
-  const std::string path = source.path_of(file);
-  MappedFile text;
-  try {
-    text = MappedFile(path);
-  } catch (const EnvironmentError& error) {
-    throw DataError("[data.corpus] {}; make the file readable, or remove it from the folder", error.what());
-  }
-  if (static_cast<int64_t>(text.bytes().size()) != file.bytes) {
-    throw DataError(
-        "[data.corpus] {} changed while it was read: it had {} bytes and now has {}; run again when nothing "
-        "writes to it",
-        path, file.bytes, text.bytes().size());
-  }
-  return text;
-}
-
-std::string_view text_of(const MappedFile& file) {
-  return {reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size()};
-}
 
 /// The whole text in windows that end between two characters, so that there is a word of progress after each.
 bool is_utf8_text(std::string_view text, ProgressMeter& meter) {
@@ -61,18 +41,28 @@ struct Survey {
   std::string first_not_utf8;  ///< path
 };
 
+/// An upper bound of the text in all documents. Only what is not packed has one that is of use.
+int64_t most_text_bytes(const Source& source) {
+  const auto packed = [](const SourceFile& file) { return is_json_lines(file.name) && is_packed(file.name); };
+  constexpr int64_t kNoBound = int64_t{1} << 60;
+  return std::ranges::any_of(source.files, packed) ? kNoBound : source.bytes;
+}
+
 Survey survey(const Source& source, double val_fraction, ProgressMeter& meter) {
-  HeldOutChooser chooser(val_fraction, source.bytes);
+  HeldOutChooser chooser(val_fraction, most_text_bytes(source));
   Survey result;
   for (const SourceFile& file : source.files) {
-    const MappedFile mapped = map_text(source, file);
-    const std::string_view text = text_of(mapped);
-    if (!is_utf8_text(text, meter) && result.not_utf8_files++ == 0)
-      result.first_not_utf8 = source.path_of(file);
-    Documents documents(text, [&] { meter.beat(); });
+    DocumentFile documents(source, file, [&] { meter.beat(); });
+    bool valid = true;
     for (size_t index = 0; const auto document = documents.next(); ++index) {
+      if (documents.is_utf8_by_format()) {
+        meter.add(documents.last_bytes());
+      } else if (!is_utf8_text(*document, meter)) {
+        valid = false;
+      }
       chooser.add(held_out_draw(file.name, index), static_cast<int64_t>(document->size()));
     }
+    if (!valid && result.not_utf8_files++ == 0) result.first_not_utf8 = documents.path();
   }
   result.held_out = chooser.choose();
   return result;
@@ -81,26 +71,17 @@ Survey survey(const Source& source, double val_fraction, ProgressMeter& meter) {
 /// Tokens of one split, with a separator between two texts.
 class SplitPacker {
  public:
-  SplitPacker(const Tokenizer& tokenizer, const std::string& folder, const std::string& split,
-              ProgressMeter& meter)
-      : tokenizer_(tokenizer),
-        writer_(folder, split, {.vocab_size = tokenizer.vocab_size()}),
-        meter_(meter) {}
+  SplitPacker(const Tokenizer& tokenizer, const std::string& folder, const std::string& split)
+      : separator_(tokenizer.document_separator()),
+        writer_(folder, split, {.vocab_size = tokenizer.vocab_size()}) {}
 
-  /// A document, or a part of it; the split where it begins counts it. Where a cut would change the ids, the
-  /// whole of it is tokenised at once: that takes 4 bytes of memory a token, a few times the text if it is
-  /// normalised, and gives no sign of life until it is done.
-  void add(std::string_view text, bool begins) {
-    if (text.empty()) return;
-    const int32_t separator = tokenizer_.document_separator();
-    if (texts_++ > 0) writer_.append({&separator, 1});
-    if (begins) ++documents_;
-    const size_t limit = tokenizer_.cuts_anywhere() ? kPieceBytes : text.size();
-    for_each_piece(text, limit, [this](std::string_view piece) {
-      writer_.append(tokenizer_.encode(piece));
-      meter_.add(static_cast<int64_t>(piece.size()));
-    });
+  /// Tokens of a text or of a part of it; `starts` one.
+  void append(std::span<const int32_t> tokens, bool starts) {
+    if (starts && texts_++ > 0) writer_.append({&separator_, 1});
+    writer_.append(tokens);
   }
+  /// The split where a document begins counts it.
+  void count_document() { ++documents_; }
 
   SplitEntry finish() {
     SplitEntry entry = writer_.finish();
@@ -109,39 +90,80 @@ class SplitPacker {
   }
 
  private:
-  const Tokenizer& tokenizer_;
+  int32_t separator_;
   SplitWriter writer_;
-  ProgressMeter& meter_;
   int64_t texts_ = 0, documents_ = 0;
 };
 
+/// Both splits, tokenised on threads.
+class Packer {
+ public:
+  Packer(const Tokenizer& tokenizer, const std::string& folder, int64_t threads, ProgressMeter& meter)
+      : cuts_anywhere_(tokenizer.cuts_anywhere()),
+        train_(tokenizer, folder, "train"),
+        val_(tokenizer, folder, "val"),
+        meter_(meter),
+        encode_(tokenizer, threads, [&meter] { meter.beat(); }) {}
+
+  /// A document whose end from `cut` on is held out; it took `file_bytes`, which count once it is packed.
+  void add(std::string_view document, size_t cut, int64_t file_bytes) {
+    (cut > 0 ? train_ : val_).count_document();
+    const double scale = static_cast<double>(file_bytes) / static_cast<double>(document.size());
+    add_part(train_, document.substr(0, cut), scale);
+    add_part(val_, document.substr(cut), scale);
+  }
+
+  std::map<std::string, SplitEntry> finish() {
+    encode_.finish();
+    return {{"train", train_.finish()}, {"val", val_.finish()}};
+  }
+
+ private:
+  /// Where a cut would change the ids, the whole of it is tokenised at once: that takes 4 bytes of memory a
+  /// token, and a few times the text if it is normalised.
+  void add_part(SplitPacker& split, std::string_view text, double scale) {
+    bool starts = true;
+    for_each_piece(text, cuts_anywhere_ ? kPieceBytes : text.size(), [&](std::string_view piece) {
+      encode_.add(piece,
+                  [this, &split, starts, bytes = std::llround(static_cast<double>(piece.size()) * scale)](
+                      std::span<const int32_t> ids) {
+                    split.append(ids, starts);
+                    meter_.add(bytes);
+                  });
+      starts = false;
+    });
+  }
+
+  bool cuts_anywhere_;
+  SplitPacker train_, val_;
+  ProgressMeter& meter_;
+  EncodeAhead encode_;  // last: it stops before what takes its ids goes
+};
+
 std::map<std::string, SplitEntry> write_splits(const Source& source, const Tokenizer& tokenizer,
-                                               const HeldOut& held_out, const std::string& folder,
+                                               const HeldOut& held_out, const PackOptions& options,
                                                ProgressMeter& meter) {
-  SplitPacker train(tokenizer, folder, "train", meter), val(tokenizer, folder, "val", meter);
+  Packer packer(tokenizer, options.folder, options.threads, meter);
   int64_t ordinal = 0;
   for (const SourceFile& file : source.files) {
-    const MappedFile mapped = map_text(source, file);
-    Documents documents(text_of(mapped), [&] { meter.beat(); });
+    DocumentFile documents(source, file, [&] { meter.beat(); });
     for (size_t index = 0; const auto document = documents.next(); ++index) {
       const auto size = static_cast<int64_t>(document->size());
       const int64_t held_out_bytes =
           held_out.bytes_of({.draw = held_out_draw(file.name, index), .ordinal = ordinal++}, size);
-      const size_t cut = character_begin(*document, static_cast<size_t>(size - held_out_bytes));
-      train.add(document->substr(0, cut), /*begins=*/true);
-      val.add(document->substr(cut), /*begins=*/cut == 0);
+      packer.add(*document, character_begin(*document, static_cast<size_t>(size - held_out_bytes)),
+                 documents.last_bytes());
     }
   }
-  return {{"train", train.finish()}, {"val", val.finish()}};
+  return packer.finish();
 }
 
 }  // namespace
 
-TokenIndex pack(const Source& source, const Tokenizer& tokenizer, double val_fraction,
-                const std::string& folder, const OnProgress& on_progress) {
-  ProgressMeter meter(on_progress);
+TokenIndex pack(const Source& source, const Tokenizer& tokenizer, const PackOptions& options) {
+  ProgressMeter meter(options.on_progress);
   meter.expect(kPasses * source.bytes);
-  const Survey found = survey(source, val_fraction, meter);
+  const Survey found = survey(source, options.val_fraction, meter);
   TokenIndex index{.tokenizer = tokenizer.name(),
                    .vocab_size = tokenizer.vocab_size(),
                    .source = source.path,
@@ -149,9 +171,9 @@ TokenIndex pack(const Source& source, const Tokenizer& tokenizer, double val_fra
                    .source_bytes = source.bytes,
                    .not_utf8_files = found.not_utf8_files,
                    .first_not_utf8 = found.first_not_utf8,
-                   .val_fraction = val_fraction,
-                   .splits = write_splits(source, tokenizer, found.held_out, folder, meter)};
-  write_index(folder, index);
+                   .val_fraction = options.val_fraction,
+                   .splits = write_splits(source, tokenizer, found.held_out, options, meter)};
+  write_index(options.folder, index);
   return index;
 }
 

@@ -13,8 +13,9 @@ struct Progress {
   int64_t beats = 0;  ///< grows with all headway, also where no bytes are read
 };
 
-/// Called from the preparing thread after each 16 MiB of text at the latest, and 50 times a second while
-/// another process is waited for. What it throws ends the preparation, which then leaves nothing behind.
+/// Called from the preparing thread after each 16 MiB of text at the latest, 10 times a second while a long
+/// document is tokenised, and 50 times a second while another process is waited for. What it throws ends the
+/// preparation, which then leaves nothing behind.
 using OnProgress = std::function<void(const Progress&)>;
 
 /// Counts headway and tells.

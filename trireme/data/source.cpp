@@ -7,10 +7,12 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdlib>
+#include <filesystem>
 #include <memory>
 #include <string_view>
 
 #include "trireme/base/error.h"
+#include "trireme/data/json_lines.h"
 
 namespace trireme::data {
 namespace {
@@ -112,10 +114,47 @@ void list_file(Source& source, const struct stat& info) {
   source.files.push_back({source.path.substr(slash + 1), info.st_size, mtime_ns(info)});
 }
 
+/// Parquet is a format of columns that takes a library of its own to read.
+void refuse_parquet(const Source& source) {
+  const auto is_parquet = [](const SourceFile& file) { return file.name.ends_with(".parquet"); };
+  const auto found = std::ranges::find_if(source.files, is_parquet);
+  if (found == source.files.end()) return;
+  const std::string path = source.path_of(*found);
+  throw ConfigError(
+      "[data.source] {} is Parquet, which is not read; write it as JSON Lines, for example with Python's "
+      "pandas: pandas.read_parquet('{}').to_json('{}.jsonl', orient='records', lines=True)",
+      path, path, path.substr(0, path.size() - std::string_view(".parquet").size()));
+}
+
+void check_field(const Source& source) {
+  const auto has_fields = [](const SourceFile& file) { return is_json_lines(file.name); };
+  if (source.field.empty() || std::ranges::any_of(source.files, has_fields)) return;
+  throw ConfigError(
+      "[data.source] '#{}' names a field of JSON Lines, but {} holds none (*.jsonl, *.jsonl.gz, "
+      "*.jsonl.zst); set data.path to such a file, or leave the field out",
+      source.field, source.path);
+}
+
 }  // namespace
 
+TextPath parse_text_path(const std::string& text) {
+  const size_t mark = text.rfind('#');
+  std::error_code ignored;
+  if (mark == std::string::npos || std::filesystem::exists(text, ignored)) return {text, ""};
+  return {text.substr(0, mark), text.substr(mark + 1)};
+}
+
+MappedFile map_source_file(const std::string& path) {
+  try {
+    return MappedFile(path);
+  } catch (const EnvironmentError& error) {
+    throw DataError("[data.corpus] {}; make the file readable, or remove it from the folder", error.what());
+  }
+}
+
 Source list_source(const std::string& path, const OnProgress& on_progress) {
-  Source source{.root = {}, .path = canonical(path), .files = {}};
+  const TextPath asked = parse_text_path(path);
+  Source source{.root = {}, .path = canonical(asked.path), .field = asked.field, .files = {}};
   struct stat info {};
   if (::stat(source.path.c_str(), &info) != 0) unreadable(source.path, errno);
   if (S_ISDIR(info.st_mode)) {
@@ -127,6 +166,8 @@ Source list_source(const std::string& path, const OnProgress& on_progress) {
         "[data.source] {} is neither a file nor a folder; set data.path to a text file or a folder of them",
         source.path);
   }
+  refuse_parquet(source);
+  check_field(source);
   for (const SourceFile& file : source.files) source.bytes += file.bytes;
   return source;
 }

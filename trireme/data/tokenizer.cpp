@@ -19,6 +19,9 @@ class ByteTokenizer final : public Tokenizer {
   std::string special_text(int32_t) const override { return {}; }
   std::optional<int32_t> unknown_token() const override { return std::nullopt; }
   bool cuts_anywhere() const override { return true; }
+  std::unique_ptr<const Tokenizer> for_another_thread() const override {
+    return std::make_unique<ByteTokenizer>();
+  }
 
   std::vector<int32_t> encode(std::string_view text) const override {
     const auto* bytes = reinterpret_cast<const unsigned char*>(text.data());
@@ -46,32 +49,43 @@ class FileTokenizer final : public Tokenizer {
   explicit FileTokenizer(const std::string& path)
       : digest_(text::tokenizer_digest(path)),
         name_(text::tokenizer_name(path, digest_)),
-        tokenizer_(text::load_tokenizer(path)),
-        encoder_(tokenizer_),
-        end_(text::end_token(tokenizer_)) {}
+        tokenizer_(std::make_shared<const text::Tokenizer>(text::load_tokenizer(path))),
+        encoder_(*tokenizer_),
+        end_(text::end_token(*tokenizer_)) {}
+  /// Shares the immutable part, and remembers words of its own.
+  FileTokenizer(const FileTokenizer& other)
+      : digest_(other.digest_),
+        name_(other.name_),
+        tokenizer_(other.tokenizer_),
+        encoder_(*tokenizer_),
+        end_(other.end_) {}
+  FileTokenizer& operator=(const FileTokenizer&) = delete;
 
   std::string name() const override { return name_; }
   std::string digest() const override { return digest_; }
-  int64_t vocab_size() const override { return tokenizer_.vocab_size(); }
+  int64_t vocab_size() const override { return tokenizer_->vocab_size(); }
   int32_t document_separator() const override { return end_; }
   std::optional<int32_t> end_token() const override { return end_; }
-  bool is_special(int32_t id) const override { return tokenizer_.is_special(id); }
+  bool is_special(int32_t id) const override { return tokenizer_->is_special(id); }
   std::string special_text(int32_t id) const override {
-    return std::string(tokenizer_.added_token(id).value_or(""));
+    return std::string(tokenizer_->added_token(id).value_or(""));
   }
-  std::optional<int32_t> unknown_token() const override { return tokenizer_.unknown_token(); }
+  std::optional<int32_t> unknown_token() const override { return tokenizer_->unknown_token(); }
   bool cuts_anywhere() const override { return false; }
+  std::unique_ptr<const Tokenizer> for_another_thread() const override {
+    return std::make_unique<FileTokenizer>(*this);
+  }
 
   std::vector<int32_t> encode(std::string_view text) const override {
     std::vector<int32_t> ids;
     encoder_.encode(text, ids);
     return ids;
   }
-  std::string decode(std::span<const int32_t> ids) const override { return tokenizer_.decode(ids); }
+  std::string decode(std::span<const int32_t> ids) const override { return tokenizer_->decode(ids); }
 
  private:
   std::string digest_, name_;
-  text::Tokenizer tokenizer_;
+  std::shared_ptr<const text::Tokenizer> tokenizer_;
   mutable text::Encoder encoder_;  ///< remembers words, which changes no result
   int32_t end_;
 };

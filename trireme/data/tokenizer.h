@@ -32,6 +32,8 @@ class Tokenizer {
   /// Whether the ids of a text are those of its parts one after another, wherever it is cut.
   virtual bool cuts_anywhere() const = 0;
   virtual std::vector<int32_t> encode(std::string_view text) const = 0;
+  /// The same tokenizer for another thread; what can be shared is.
+  virtual std::unique_ptr<const Tokenizer> for_another_thread() const = 0;
   /// Without special tokens. Ids outside the vocabulary throw DataError.
   virtual std::string decode(std::span<const int32_t> ids) const = 0;
 };

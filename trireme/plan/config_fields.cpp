@@ -167,9 +167,10 @@ void add_vision(Table& table, VisionConfig& model) {
 
 void add_data(Table& table, DataConfig& data) {
   table.push_back(choice("data.kind", data.kind, "kind of training data; auto: what the model reads"));
-  table.push_back(text("data.path", data.path,
-                       "text file, or folder of text or images; builtin: the C++ headers of libtorch, or "
-                       "digits drawn from this system's fonts"));
+  table.push_back(text(
+      "data.path", data.path,
+      "text file, JSON Lines (FILE.jsonl#FIELD), or folder of text or images; builtin: the C++ headers of "
+      "libtorch, or digits drawn from this system's fonts"));
   table.push_back(text("data.tokenizer", data.tokenizer,
                        "byte, or how text is turned into tokens otherwise: a tokenizer.json, a SentencePiece "
                        ".model, a published .tiktoken, or a folder with tokenizer.json, tokenizer.model, or "

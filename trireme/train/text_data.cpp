@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "trireme/base/cores.h"
 #include "trireme/base/error.h"
 #include "trireme/base/text.h"
 #include "trireme/data/corpus.h"
@@ -145,13 +146,16 @@ std::string TextData::why_no_validation() const {
 
 std::shared_ptr<const RunData> open_text(const TrainOptions& run, const data::OnProgress& on_progress) {
   const plan::DataConfig& config = run.config.data;
-  return std::make_shared<TextData>(run.config, data::prepare_corpus({.path = config.path,
-                                                                      .builtin_root = run.builtin_corpus,
-                                                                      .tokenizer = config.tokenizer,
-                                                                      .val_fraction = config.val_fraction,
-                                                                      .cache_dir = run.cache_dir,
-                                                                      .seq_len = config.seq_len,
-                                                                      .on_progress = on_progress}));
+  return std::make_shared<TextData>(
+      run.config, data::prepare_corpus({.path = config.path,
+                                        .builtin_root = run.builtin_corpus,
+                                        .tokenizer = config.tokenizer,
+                                        .val_fraction = config.val_fraction,
+                                        .cache_dir = run.cache_dir,
+                                        .seq_len = config.seq_len,
+                                        .threads = std::max<int64_t>(
+                                            1, usable_cores() / std::max<int64_t>(1, run.local_ranks)),
+                                        .on_progress = on_progress}));
 }
 
 }  // namespace trireme::train

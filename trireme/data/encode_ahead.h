@@ -1,0 +1,74 @@
+#pragma once
+// Texts to token ids on several threads, in the order of the texts.
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <vector>
+
+#include "trireme/data/tokenizer.h"
+
+namespace trireme::data {
+
+/// Threads tokenise what was added, while the thread that adds goes on reading. Threads have a copy of the
+/// text and wait for nothing but the processor, so that time that passes is headway.
+class EncodeAhead {
+ public:
+  using Take = std::function<void(std::span<const int32_t> ids)>;
+
+  /// `while_waiting` is called ten times a second while there is nothing to take; what it throws ends add()
+  /// and finish(). `tokenizer` must outlive this.
+  EncodeAhead(const Tokenizer& tokenizer, int64_t threads, std::function<void()> while_waiting);
+  EncodeAhead(const EncodeAhead&) = delete;
+  EncodeAhead& operator=(const EncodeAhead&) = delete;
+  /// Drops what no thread has begun, and waits for the rest.
+  ~EncodeAhead();
+
+  /// `take` gets the ids, in the order of the texts and in this thread, during a later call or finish().
+  /// Waits until there is room: memory holds 4 MiB of text a thread, or one text that is longer. Throws what
+  /// the tokenizer and those that take threw.
+  void add(std::string_view text, Take take);
+  /// Waits until all ids are taken. Call once, last.
+  void finish();
+
+ private:
+  struct Text {
+    std::string text;
+    Take take;
+    std::vector<int32_t> ids = {};
+  };
+  /// Short texts go together: a thread is woken for many.
+  struct Batch {
+    std::vector<Text> texts = {};
+    size_t bytes = 0;
+    bool over = false;  ///< under the mutex; from then on the rest is the adding thread's
+    std::exception_ptr failure = {};
+  };
+
+  void hand_over();
+  void take_oldest();
+  void take_ready();
+  bool is_over(const Batch& batch);
+  void run(const Tokenizer& tokenizer);
+
+  std::function<void()> while_waiting_;
+  size_t most_bytes_, bytes_ = 0;  ///< in in_order_
+  Batch filling_;
+  std::deque<std::shared_ptr<Batch>> in_order_;
+
+  std::mutex mutex_;
+  std::condition_variable handed_over_, ended_;
+  std::deque<std::shared_ptr<Batch>> to_do_;  ///< under the mutex
+  bool stopped_ = false;                      ///< under the mutex
+  std::vector<std::thread> threads_;
+};
+
+}  // namespace trireme::data
