@@ -52,17 +52,21 @@ struct ForeignFolder {
   std::string folder = front.file("tiny-llama");
   ForeignFolder() {
     fs::create_directory(folder);
-    const Bytes weights(small_llama());
+    write_model(small_llama());
+    write("tokenizer.json", "{\"a\":1}");
+    write("generation_config.json", "{}");
+    write("weights.notes", "of no use");
+  }
+  void write_model(const plan::ModelConfig& model) const {
+    fs::remove(folder + "/model.safetensors");
+    const Bytes weights(model);
     std::vector<checkpoint::FileEntry> entries;
     for (const auto& [name, tensor] : weights.tensors())
       entries.push_back(checkpoint::whole_entry(weights, name));
     checkpoint::write_tensor_file(checkpoint::Folder(folder), "model.safetensors", weights, entries, {});
-    nlohmann::json config = plan::to_hugging_face(small_llama(), "bfloat16");
+    nlohmann::json config = plan::to_hugging_face(model, "bfloat16");
     config["eos_token_id"] = 7;
     write("config.json", config.dump());
-    write("tokenizer.json", "{\"a\":1}");
-    write("generation_config.json", "{}");
-    write("weights.notes", "of no use");
   }
   void write(const std::string& name, const std::string& text) const {
     std::ofstream(folder + "/" + name) << text;
@@ -298,6 +302,78 @@ TEST(HuggingFaceVerbs, WeightsThatDoNotFitARunAreRefusedBeforeItBegins) {
   const Outcome layers = dry_run({"--model.weights=" + dcp, "--model.n_layers=3"});
   EXPECT_EQ(layers.code, 2);
   EXPECT_TRUE(contains(layers.err, "missing: ")) << layers.err;
+}
+
+/// Files of a tokenizer whose ids the model has rows for.
+class WithTokenizer : public ::testing::Test {
+ protected:
+  WithTokenizer() {
+    std::string text;
+    for (int i = 0; i < 50; ++i) text += "Oar number " + std::to_string(i) + " rows.\n";
+    fixture_.write("../text", text);
+    const Outcome made = fixture_.front.run(
+        {"data", "train-tokenizer", "text", "--vocab=270", "--out", fixture_.folder + "/tokenizer.json"});
+    EXPECT_EQ(made.code, 0) << made.err;
+  }
+  Outcome import(int64_t vocab_size) const {
+    plan::ModelConfig model = small_llama();
+    model.vocab_size = vocab_size;
+    fixture_.write_model(model);
+    return fixture_.front.run({"ckpt", "import-hf", fixture_.folder, "--json"});
+  }
+  nlohmann::json shown(const std::string& run) const {
+    return fixture_.front.run({"config", "show", run + "/config.yaml", "--json"}).json()["config"];
+  }
+  ForeignFolder fixture_;
+};
+
+TEST_F(WithTokenizer, AnImportedRunSpeaksTheTextOfItsFolder) {
+  const Outcome imported = import(288);
+  ASSERT_EQ(imported.code, 0) << imported.err;
+  EXPECT_TRUE(contains(imported.err, "data.tokenizer is the folder's tokenizer, copied to runs/tiny-llama"))
+      << imported.err;
+  const std::string run = fixture_.front.file(imported.json()["run"]);
+  const std::string tokenizer = shown(run)["data"]["tokenizer"];
+  EXPECT_EQ(tokenizer, fs::canonical(run).string() + "/hugging_face");
+  EXPECT_TRUE(tokenizer.ends_with(imported.json()["tokenizer"].get<std::string>())) << imported.out;
+  EXPECT_EQ(shown(run)["model"]["vocab_size"], 288) << "rows that the weights have";
+  fs::remove_all(fixture_.folder);
+  const Outcome trained = fixture_.front.run(
+      {"train", run + "/config.yaml", "--data.path=text", "--dry-run", "--device=cpu", "-n", "1"});
+  EXPECT_EQ(trained.code, 0) << trained.err;
+}
+
+TEST_F(WithTokenizer, ATokenizerThatTheModelCannotReadIsLeftOut) {
+  const Outcome imported = import(256);
+  ASSERT_EQ(imported.code, 0) << imported.err;
+  EXPECT_TRUE(contains(imported.err, "its 270 tokens are more than the model's 256")) << imported.err;
+  EXPECT_EQ(imported.json()["tokenizer"], nullptr);
+  EXPECT_EQ(shown(fixture_.front.file(imported.json()["run"]))["data"]["tokenizer"], "byte");
+}
+
+TEST_F(WithTokenizer, AFolderWithoutOneIsReadAsBytesAndSaysSo) {
+  fs::remove(fixture_.folder + "/tokenizer.json");
+  const Outcome imported = import(288);
+  ASSERT_EQ(imported.code, 0) << imported.err;
+  EXPECT_TRUE(contains(imported.err, "gives no tokenizer, so data.tokenizer is 'byte'")) << imported.err;
+  EXPECT_TRUE(contains(imported.err, "there is no tokenizer.json, no tokenizer.model")) << imported.err;
+}
+
+TEST_F(WithTokenizer, VocabularyAndMergesAreOne) {
+  const auto model = nlohmann::json::parse(text_of(fixture_.folder + "/tokenizer.json"))["model"];
+  std::string merges = "#version: 0.2\n";
+  for (const auto& merge : model["merges"]) {
+    const bool is_pair = merge.is_array();
+    merges +=
+        is_pair ? merge[0].get<std::string>() + " " + merge[1].get<std::string>() : merge.get<std::string>();
+    merges += "\n";
+  }
+  fixture_.write("vocab.json", model["vocab"].dump());
+  fixture_.write("merges.txt", merges);
+  fs::remove(fixture_.folder + "/tokenizer.json");
+  const Outcome imported = import(288);
+  ASSERT_EQ(imported.code, 0) << imported.err;
+  EXPECT_NE(imported.json()["tokenizer"], nullptr) << imported.err;
 }
 
 TEST(HuggingFaceVerbs, ARunsFolderStandsForItsWeights) {

@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "trireme/base/error.h"
 #include "trireme/base/file.h"
 #include "trireme/base/log.h"
 #include "trireme/base/text.h"
@@ -21,6 +22,7 @@
 #include "trireme/cli/weights.h"
 #include "trireme/plan/hugging_face.h"
 #include "trireme/report/run_dir.h"
+#include "trireme/text/load.h"
 
 namespace trireme::cli {
 namespace {
@@ -49,9 +51,26 @@ std::string checked_name(const std::string& name) {
   return plan::load({.path = "", .text = "", .overrides = {"name=" + name}}, Environment()).config.name;
 }
 
-/// `root`: where the run is going to be.
+/// Why data.tokenizer cannot be the tokenizer in `folder`; empty: it can.
+std::string why_no_tokenizer(const std::string& folder, const plan::ModelConfig& model) {
+  if (!checkpoint::carried_files(folder).make_tokenizer())
+    return "there is no tokenizer.json, no tokenizer.model and not both vocab.json and merges.txt";
+  try {
+    const text::Tokenizer tokenizer = text::load_tokenizer(folder);
+    text::end_token(tokenizer);  // which must be there, to separate documents
+    std::vector<int32_t> ids;
+    text::Encoder(tokenizer).encode("a", ids);  // needs all libraries that it asks for
+    if (tokenizer.vocab_size() <= model.vocab_size) return {};
+    return fmt::format("its {} tokens are more than the model's {}", with_commas(tokenizer.vocab_size()),
+                       with_commas(model.vocab_size));
+  } catch (const Error& error) {
+    return error.what();
+  }
+}
+
+/// `root`: where the run is going to be. `speaks`: the tokenizer of the folder.
 void fill(const report::RunDirectory& run, const std::string& root, plan::Config config,
-          const checkpoint::Source& weights, const std::string& from) {
+          const checkpoint::Source& weights, const std::string& from, bool speaks) {
   constexpr const char* kWeights = "checkpoints/final/model.safetensors";
   const std::string file = run.file(kWeights);
   make_directories(fs::path(file).parent_path());
@@ -64,13 +83,15 @@ void fill(const report::RunDirectory& run, const std::string& root, plan::Config
   checkpoint::carry_file(from, checkpoint::kModelConfigName, beside);
   const checkpoint::CarriedFiles carried = checkpoint::carried_files(from);
   for (const std::string& name : carried.there) checkpoint::carry_file(from, name, beside);
-  config.model.weights = fs::canonical(root) / fs::path(run.path()).filename() / kWeights;
+  const fs::path place = fs::canonical(root) / fs::path(run.path()).filename();
+  config.model.weights = place / kWeights;
+  if (speaks) config.data.tokenizer = place / kImported;
   write_file_atomic(run.file("config.yaml"), plan::to_yaml({config, {}}));
 }
 
 /// Makes a run that is there with all its weights or not at all, however this ends.
 report::RunDirectory make_imported(const plan::Config& config, const checkpoint::Source& weights,
-                                   const std::string& from, const Front& front) {
+                                   const std::string& from, bool speaks, const Front& front) {
   const std::string root = front.runs_root();
   make_directories(root);
   const checkpoint::Unfinished place(root + "/" + config.name, checkpoint::Unfinished::Kind::kFolder);
@@ -80,7 +101,7 @@ report::RunDirectory make_imported(const plan::Config& config, const checkpoint:
                                                  .device = "cpu",
                                                  .mesh = "",
                                                  .ranks = 1});
-  fill(run, root, config, weights, from);
+  fill(run, root, config, weights, from, speaks);
   run.finish(0);
   return run.move_to(root);
 }
@@ -95,14 +116,25 @@ int import_hf(const ImportOptions& options, const Front& front) {
   const auto weights = checkpoint::open_model_folder(options.folder);
   checkpoint::check_fit(*weights, plan::describe(config.model, config.data.seq_len), options.drop_extra);
   checkpoint::check_tied_head(options.folder);
-  const report::RunDirectory run = make_imported(config, *weights, options.folder, front);
+  const std::string no_tokenizer = why_no_tokenizer(options.folder, config.model);
+  const report::RunDirectory run =
+      make_imported(config, *weights, options.folder, no_tokenizer.empty(), front);
   const std::string path = report::as_typed(run.path());
+  if (no_tokenizer.empty()) {
+    log_info("data.tokenizer is the folder's tokenizer, copied to {}/{}", path, kImported);
+  } else {
+    log_warning(
+        "{} gives no tokenizer, so data.tokenizer is '{}', which means nothing to these weights: {}; name "
+        "another one with --data.tokenizer",
+        options.folder, plan::kByteTokenizer, no_tokenizer);
+  }
   if (options.json) {
     const int64_t params = plan::describe(config.model, config.data.seq_len).params;
     fmt::print("{}\n", Json{{"schema", "trireme.ckpt.import-hf/1"},
                             {"from", options.folder},
                             {"run", run.path()},
                             {"config", run.file("config.yaml")},
+                            {"tokenizer", no_tokenizer.empty() ? Json(run.file(kImported)) : Json()},
                             {"family", plan::name(config.model.family)},
                             {"params", params}}
                            .dump(2));
