@@ -6,6 +6,7 @@
 #include <map>
 #include <string>
 
+#include "tests/cli/stories.h"
 #include "tests/cli/worker_fixture.h"
 #include "trireme/base/file.h"
 #include "trireme/base/utf8.h"
@@ -35,6 +36,50 @@ TEST_F(Worker, RunsTheFirstCommandOfTheReadme) {
   EXPECT_EQ(read_json(run_file("manifest.json"))["exit_code"], 0);
   EXPECT_TRUE(std::filesystem::exists(run_file("checkpoints/final/model.safetensors")));
   EXPECT_TRUE(std::filesystem::exists(run_file("logs/rank-1.log")));
+}
+
+/// The commands of docs/guide/text_models.md, on stories that are made up.
+TEST_F(Worker, TellsAStory) {
+  std::filesystem::create_directory(front_.file("data"));
+  write_file_atomic(front_.file("data/tinystories.txt"), made_up_stories(400));
+  const Outcome learned = front_.run(
+      {"data", "train-tokenizer", "data/tinystories.txt", "--vocab=400", "--out=tinystories.json"});
+  ASSERT_EQ(learned.code, 0) << learned.err;
+  const Outcome trained =
+      front_.run({"train", TRIREME_CONFIGS "/tinystories.yaml", "--device=cpu", "-n", "2", "--train.steps=30",
+                  "--optim.warmup_steps=5", "--data.seq_len=64", "--train.val_batches=1"});
+  ASSERT_EQ(trained.code, 0) << trained.err;
+  EXPECT_TRUE(contains(trained.err, "400 documents")) << trained.err;
+  EXPECT_TRUE(contains(trained.out, "sample:\nOnce upon a time")) << trained.out;
+  const auto records = steps();
+  EXPECT_LT(records.back()["loss"].get<double>(), 0.5 * records.front()["loss"].get<double>());
+  const Outcome told = front_.run({"generate", "latest", "--prompt", "Once upon a time", "--temperature=0"});
+  ASSERT_EQ(told.code, 0) << told.err;
+  EXPECT_TRUE(contains(told.out, "Once upon a time, there was a ")) << told.out;
+}
+
+TEST_F(Worker, TrainsOnJsonLinesAsOnTheirText) {
+  std::string text, lines;
+  for (int i = 0; i < 300; ++i) {
+    const std::string document = "stroke " + std::to_string(i * 37) + " of the rowers\n";
+    text += document + "<|endoftext|>\n";
+    lines += nlohmann::json{{"id", i}, {"body", document}}.dump() + "\n";
+  }
+  write_file_atomic(front_.file("d.txt"), text);
+  write_file_atomic(front_.file("d.jsonl"), lines);
+  const auto losses_of = [&](const Words& more) {
+    const Outcome outcome =
+        front_.run(kTiny + Words{"--data.val_fraction=0", "--train.val_batches=0", "-n", "2"} + more);
+    EXPECT_EQ(outcome.code, 0) << outcome.err;
+    return read_json(run_file("summary.json"))["weights_digest"];
+  };
+  const auto digest = losses_of({"--data.path=d.txt", "--train.steps=4"});
+  EXPECT_EQ(losses_of({"--data.path=d.jsonl#body", "--train.steps=4"}), digest);
+  // The run keeps path and field, and goes on from the same tokens.
+  EXPECT_EQ(losses_of({"--data.path=d.jsonl#body", "--train.steps=2", "--checkpoint.every=2"}).is_string(),
+            true);
+  const Outcome resumed = front_.run({"train", "--resume", "latest", "--train.steps=4"});
+  EXPECT_EQ(resumed.code, 0) << resumed.err;
 }
 
 TEST_F(Worker, AReportHasTheFiguresOfItsRun) {
