@@ -1,11 +1,14 @@
 // trireme data inspect: the tokens that training would read from a text.
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <array>
 #include <cstdio>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <numeric>
+#include <span>
 
+#include "trireme/base/cores.h"
 #include "trireme/base/log.h"
 #include "trireme/base/text.h"
 #include "trireme/base/utf8.h"
@@ -14,6 +17,7 @@
 #include "trireme/cli/front.h"
 #include "trireme/cli/progress_line.h"
 #include "trireme/cli/words.h"
+#include "trireme/data/encode_ahead.h"
 #include "trireme/data/tokenizer.h"
 #include "trireme/plan/config.h"
 
@@ -59,12 +63,16 @@ struct Inspection {
 class Inspector {
  public:
   Inspector(CorpusText& corpus, const data::Tokenizer& tokenizer, size_t most_shown)
-      : corpus_(corpus), tokenizer_(tokenizer), most_shown_(most_shown) {
+      : corpus_(corpus),
+        tokenizer_(tokenizer),
+        most_shown_(most_shown),
+        encode_(tokenizer, usable_cores(), [this] { show_progress(); }) {
     result_.counts.resize(static_cast<size_t>(tokenizer.vocab_size()));
   }
 
   Inspection run() {
     while (const auto document = corpus_.next()) add(*document);
+    encode_.finish();
     for (size_t id = 0; id < result_.counts.size(); ++id) {
       const auto token = static_cast<int32_t>(id);
       if (tokenizer_.unknown_token() == token) result_.unknown = result_.counts[id];
@@ -75,27 +83,43 @@ class Inspector {
 
  private:
   void add(std::string_view document) {
-    if (result_.documents > 0) show({tokenizer_.document_separator()});
-    int64_t tokens = 0;
-    const size_t limit = tokenizer_.cuts_anywhere() ? kPieceBytes : document.size();
-    data::for_each_piece(document, limit, [&](std::string_view piece) {
-      const std::vector<int32_t> ids = tokenizer_.encode(piece);
-      for (const int32_t id : ids) ++result_.counts[static_cast<size_t>(id)];
-      show(ids);
-      tokens += static_cast<int64_t>(ids.size());
-    });
     if (!is_utf8(document)) corpus_.note_not_utf8();
-    const auto bytes = static_cast<int64_t>(document.size());
-    if (tokens > result_.longest.tokens) result_.longest = {corpus_.path(), result_.documents, bytes, tokens};
+    const auto current = std::make_shared<LongestDocument>(
+        LongestDocument{.file = corpus_.path(), .bytes = static_cast<int64_t>(document.size())});
+    const size_t limit = tokenizer_.cuts_anywhere() ? kPieceBytes : document.size();
+    bool begins = true;
+    data::for_each_piece(document, limit, [&](std::string_view piece) {
+      encode_.add(piece, [this, current, begins](std::span<const int32_t> ids) {
+        if (begins && result_.documents > 0) show(std::array{tokenizer_.document_separator()});
+        take(*current, ids);
+      });
+      begins = false;
+    });
+    encode_.add({}, [this, current](auto) { end(*current); });
+    show_progress();
+  }
+
+  void take(LongestDocument& document, std::span<const int32_t> ids) {
+    for (const int32_t id : ids) ++result_.counts[static_cast<size_t>(id)];
+    show(ids);
+    document.tokens += static_cast<int64_t>(ids.size());
+  }
+
+  void end(LongestDocument& document) {
+    document.index = result_.documents;
     result_.documents += 1;
-    result_.bytes += bytes;
-    result_.tokens += tokens;
+    result_.bytes += document.bytes;
+    result_.tokens += document.tokens;
+    if (document.tokens > result_.longest.tokens) result_.longest = document;
+  }
+
+  void show_progress() {
     if (line_.due())
       line_.show(
           fmt::format("{} of {} tokenised", bytes_text(corpus_.read_bytes()), bytes_text(corpus_.bytes())));
   }
 
-  void show(const std::vector<int32_t>& ids) {
+  void show(std::span<const int32_t> ids) {
     const size_t room = most_shown_ - result_.begin.size();
     result_.begin.insert(result_.begin.end(), ids.begin(),
                          ids.begin() + static_cast<std::ptrdiff_t>(std::min(room, ids.size())));
@@ -106,6 +130,7 @@ class Inspector {
   size_t most_shown_;
   Inspection result_;
   ProgressLine line_;
+  data::EncodeAhead encode_;  // last: it stops before what takes its ids goes
 };
 
 /// The text of each token, as it stands behind the one before it.
