@@ -15,7 +15,8 @@ namespace {
 
 // Parameter counts as their authors publish them.
 TEST(Presets, CountPublishedParameters) {
-  const std::map<std::string, int64_t> published = {{"gpt2-124m", 124439808}, {"llama-8b", 8030261248}};
+  const std::map<std::string, int64_t> published = {
+      {"gpt2-124m", 124439808}, {"llama-8b", 8030261248}, {"llama-70b", 70553706496}};
   const auto rows = FrontProcess().run({"presets", "--json"}).json()["presets"];
   EXPECT_EQ(rows.size(), plan::presets().size());
   size_t found = 0;

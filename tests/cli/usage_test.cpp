@@ -26,6 +26,8 @@ std::vector<std::vector<std::string>> all_commands() {
   std::vector<std::vector<std::string>> commands = {{},
                                                     {"plan", "policy"},
                                                     {"plan", "step"},
+                                                    {"plan", "mesh"},
+                                                    {"plan", "placements"},
                                                     {"bench", "speed"},
                                                     {"bench", "memory"},
                                                     {"bench", "pipeline"},

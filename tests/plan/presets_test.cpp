@@ -21,6 +21,7 @@ TEST(Presets, HaveThePublishedParameterCounts) {
   EXPECT_EQ(params_of("gpt2-1.5b"), 1557611200);
   EXPECT_EQ(params_of("llama-1b"), 1235814400);
   EXPECT_EQ(params_of("llama-8b"), 8030261248);
+  EXPECT_EQ(params_of("llama-70b"), 70553706496);
 }
 
 TEST(Presets, MiniGptsHaveTheCountsOfTheirShapes) {

@@ -46,6 +46,8 @@ const std::vector<ConfigVerb>& config_verbs() {
       {"data inspect", {"data.tokenizer", "data.seq_len"}},
       {"pipeline stages"},
       {"plan step"},
+      {"plan mesh"},
+      {"plan placements"},
       {"lab", {"device", "seed", "comm.timeout_s", "comm.peer_memory", "comm.gather"}}};
   return verbs;
 }

@@ -81,6 +81,8 @@ void add_plan(CLI::App& app, Front& front) {
     };
   });
   add_plan_step(*verb, front);
+  add_plan_mesh(*verb, front);
+  add_plan_placements(*verb, front);
 }
 
 }  // namespace trireme::cli

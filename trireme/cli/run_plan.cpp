@@ -120,25 +120,6 @@ std::string recompute_text(const RunPlan& run, const plan::Config& config) {
   return text;
 }
 
-/// `config`, in bf16 where it says that training goes on like that if FP8 cannot be.
-plan::Config with_possible_fp8(plan::Config config, plan::Device device, const plan::BatchPlan& batch) {
-  plan::Fp8Config& fp8 = config.precision.fp8;
-  if (fp8.recipe == plan::Fp8::kOff) return config;
-  const plan::ModelFacts facts = plan::describe(config.model, config.data.seq_len, config.precision,
-                                                config.memory, plan::largest_split(config.parallel));
-  std::string why = plan::fp8_obstacle(config, facts, batch.micro_batch);
-  const bool lacks_gpu =
-      why.empty() && device == plan::Device::kCpu && fp8.fallback != plan::Fp8Fallback::kEmulate;
-  if (lacks_gpu) why = "FP8 matrix multiplication needs a GPU; set precision.fp8 to off";
-  if (why.empty()) return config;
-  if (fp8.fallback != plan::Fp8Fallback::kBf16) {
-    throw ConfigError("[cli.train] precision.fp8={}: {}, or precision.fp8_fallback to bf16{}", fp8.recipe,
-                      why, lacks_gpu ? ", or to emulate to compute the same numbers on the CPU" : "");
-  }
-  fp8.recipe = plan::Fp8::kOff;
-  return config;
-}
-
 }  // namespace
 
 plan::Device choose_device(plan::Device device, int gpus) {
@@ -168,12 +149,15 @@ int64_t choose_ranks(std::optional<int64_t> asked, plan::Device device, int gpus
   return *asked;
 }
 
+void check_device(const plan::Config& config, plan::Device device) {
+  if (device != Device::kCpu || config.precision.compute != plan::Dtype::kFp16) return;
+  throw ConfigError(
+      "[cli.train] precision.compute=fp16 is not supported on the CPU, only fp32 and bf16 are; use bf16, "
+      "or a GPU");
+}
+
 RunPlan plan_run(const plan::Config& given, plan::Device device, int64_t ranks, DeviceMemory there) {
-  if (device == Device::kCpu && given.precision.compute == plan::Dtype::kFp16) {
-    throw ConfigError(
-        "[cli.train] precision.compute=fp16 is not supported on the CPU, only fp32 and bf16 are; use bf16, "
-        "or a GPU");
-  }
+  check_device(given, device);
   RunPlan run{.device = device,
               .ranks = ranks,
               .mesh = {},
@@ -188,7 +172,8 @@ RunPlan plan_run(const plan::Config& given, plan::Device device, int64_t ranks, 
               .notes = {}};
   run.mesh = plan::MeshShape::fit(given.parallel, ranks);
   run.batch = plan::plan_batch(given, run.mesh);
-  const plan::Config config = plan::settle_recompute(with_possible_fp8(given, device, run.batch), device);
+  const plan::Config config =
+      plan::settle_recompute(plan::with_possible_fp8(given, device, run.batch), device);
   run.recompute = config.memory.recompute;
   run.facts = plan::describe(config.model, config.data.seq_len, config.precision, config.memory);
   run.held = plan::describe(config.model, config.data.seq_len, config.precision, config.memory,

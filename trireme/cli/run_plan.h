@@ -48,6 +48,9 @@ plan::Device choose_device(plan::Device device, int gpus);
 /// `asked` ranks (-n), else one a GPU, else 2. Throws ConfigError below 1 or above the number of GPUs.
 int64_t choose_ranks(std::optional<int64_t> asked, plan::Device device, int gpus);
 
+/// Throws ConfigError where the device cannot compute in the config's dtype.
+void check_device(const plan::Config& config, plan::Device device);
+
 /// Mesh, batch equation, facts and memory. Throws ConfigError when they do not fit each other.
 RunPlan plan_run(const plan::Config& config, plan::Device device, int64_t ranks, DeviceMemory there = {});
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "trireme/plan/cuda_graphs.h"
+#include "trireme/plan/held_parameters.h"
 #include "trireme/plan/stage_program.h"
 #include "trireme/plan/unit_buffers.h"
 
@@ -76,14 +77,10 @@ int64_t pp_rank_of(const RunPlan& run, std::optional<int64_t> rank) {
 Ranges ranges_of(const StepView::Planned& planned, int64_t rank, int64_t numel) {
   const auto& [config, run] = planned;
   auto setting = plan::engine_setting(config, run.mesh, run.batch.accumulation, run.device);
-  int64_t dp_rank = run.mesh.dp_rank(rank);
-  if (run.pipeline) {
-    setting = plan::setting_in_stages(setting, run.pipeline->schedule);
-    const bool is_copy = setting.mesh.dp_size() > run.mesh.dp_size();
-    if (is_copy && 2 * pp_rank_of(run, rank) >= config.parallel.pp) dp_rank += run.mesh.dp_size();
-  }
+  if (run.pipeline) setting = plan::setting_in_stages(setting, run.pipeline->schedule);
   const plan::UnitBuffers buffers(numel, setting);
-  const int64_t shard = buffers.shard * (dp_rank % setting.shard_ranks());
+  const int64_t shard =
+      buffers.shard * (plan::place_in_engine(run.mesh, setting, rank) % setting.shard_ranks());
   Ranges ranges{0, numel, 0, numel};
   if (buffers.parameters_come_and_go) ranges.begin = shard, ranges.end = shard + buffers.shard;
   if (buffers.updated != buffers.whole)

@@ -328,14 +328,28 @@ plan::ResolvedConfig load_config(const TrainJob& job, const Front& front, std::o
 
 namespace {
 
-PreparedJob planned(plan::ResolvedConfig resolved, plan::Device device, int64_t ranks, DeviceMemory there) {
+PlannedRanks settled_ranks(plan::ResolvedConfig resolved, plan::Device device, int64_t ranks,
+                           DeviceMemory there) {
   if (resolved.config.device != device) {
     resolved.config.device = device;
     resolved.origins["device"] = "auto";
   }
-  RunPlan run = plan_run(resolved.config, device, ranks, there);
-  run.notes = resolved.notes;
-  return {std::move(resolved), std::move(run)};
+  return {std::move(resolved), device, ranks, there};
+}
+
+PreparedJob planned(PlannedRanks ranks) {
+  RunPlan run = plan_run(ranks.config.config, ranks.device, ranks.count, ranks.there);
+  run.notes = ranks.config.notes;
+  return {std::move(ranks.config), std::move(run)};
+}
+
+/// The ranks that start here.
+PlannedRanks ranks_here(const TrainJob& job, const Front& front) {
+  plan::ResolvedConfig resolved = settled_config(job, front);
+  const int gpus = gpus_for(resolved.config);
+  const plan::Device device = choose_device(resolved.config.device, gpus);
+  const int64_t ranks = choose_ranks(job.ranks, device, gpus);
+  return settled_ranks(std::move(resolved), device, ranks, memory_for(device, ranks));
 }
 
 /// Says for which GPUs a plan is.
@@ -354,14 +368,14 @@ std::string note_of(const std::string& gpu, int64_t ranks, int gpus, int64_t byt
 }  // namespace
 
 PreparedJob prepare_train_job(const TrainJob& job, const Front& front) {
-  plan::ResolvedConfig resolved = settled_config(job, front);
-  const int gpus = gpus_for(resolved.config);
-  const plan::Device device = choose_device(resolved.config.device, gpus);
-  const int64_t ranks = choose_ranks(job.ranks, device, gpus);
-  return planned(std::move(resolved), device, ranks, memory_for(device, ranks));
+  return planned(ranks_here(job, front));
 }
 
 PreparedJob plan_train_job(const TrainJob& job, const Front& front, const std::string& gpu) {
+  return planned(plan_ranks(job, front, gpu));
+}
+
+PlannedRanks plan_ranks(const TrainJob& job, const Front& front, const std::string& gpu) {
   constexpr int kAsManyAsAsked = std::numeric_limits<int>::max();
   const bool named = !gpu.empty();
   const int64_t ranks = choose_ranks(job.ranks.value_or(1), plan::Device::kCuda, kAsManyAsAsked);
@@ -370,10 +384,10 @@ PreparedJob plan_train_job(const TrainJob& job, const Front& front, const std::s
   if (named && asked == plan::Device::kCpu)
     throw ConfigError("[cli.plan] --gpu {} plans for GPUs, but device is cpu; remove one of them", gpu);
   const int gpus = gpus_for(resolved.config);
-  if (!named && (asked != plan::Device::kCuda || ranks <= gpus)) return prepare_train_job(job, front);
+  if (!named && (asked != plan::Device::kCuda || ranks <= gpus)) return ranks_here(job, front);
   const DeviceMemory there{.bytes = named ? plan::gpu_bytes(gpu) : gpu_memory(), .ranks = 1};
   resolved.notes.push_back(note_of(gpu, ranks, gpus, there.bytes));
-  return planned(std::move(resolved), plan::Device::kCuda, ranks, there);
+  return settled_ranks(std::move(resolved), plan::Device::kCuda, ranks, there);
 }
 
 FinishedJob run_train_job(TrainJob job, Front& front) {

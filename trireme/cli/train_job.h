@@ -31,6 +31,14 @@ struct PreparedJob {
   RunPlan plan;
 };
 
+/// A config with "auto" devices resolved, and the ranks that it is planned for.
+struct PlannedRanks {
+  plan::ResolvedConfig config;
+  plan::Device device = plan::Device::kCpu;  ///< kCpu or kCuda
+  int64_t count = 1;
+  DeviceMemory there;
+};
+
 struct FinishedJob {
   int code = 0;
   std::string run_directory;
@@ -58,6 +66,8 @@ PreparedJob prepare_train_job(const TrainJob& job, const Front& front);
 /// ranks (-n, else one). `gpu`: their kind (plan::gpu_bytes()); empty: this machine's, or unknown ones if the
 /// config asks for them and it has none. A note says for which GPUs the plan is.
 PreparedJob plan_train_job(const TrainJob& job, const Front& front, const std::string& gpu);
+/// As plan_train_job(), before mesh and batch are fitted to the ranks.
+PlannedRanks plan_ranks(const TrainJob& job, const Front& front, const std::string& gpu);
 
 /// The memory that `local_ranks` ranks of this host find on `device`.
 DeviceMemory memory_for(plan::Device device, int64_t local_ranks);

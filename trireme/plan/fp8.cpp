@@ -5,6 +5,9 @@
 
 #include <algorithm>
 
+#include "trireme/base/error.h"
+#include "trireme/plan/tensor_split.h"
+
 namespace trireme::plan {
 
 bool multiplies_in_fp8(const Fp8Config& fp8, int64_t block, int64_t blocks) {
@@ -44,6 +47,23 @@ std::string fp8_obstacle(const Config& config, const ModelFacts& facts, int64_t 
       "a micro-batch has {} x {} = {} tokens, which must be a multiple of {}; change train.micro_batch or "
       "data.seq_len",
       micro_batch, config.data.seq_len, tokens, multiple);
+}
+
+Config with_possible_fp8(Config config, Device device, const BatchPlan& batch) {
+  Fp8Config& fp8 = config.precision.fp8;
+  if (fp8.recipe == Fp8::kOff) return config;
+  const ModelFacts facts = describe(config.model, config.data.seq_len, config.precision, config.memory,
+                                    largest_split(config.parallel));
+  std::string why = fp8_obstacle(config, facts, batch.micro_batch);
+  const bool lacks_gpu = why.empty() && device == Device::kCpu && fp8.fallback != Fp8Fallback::kEmulate;
+  if (lacks_gpu) why = "FP8 matrix multiplication needs a GPU; set precision.fp8 to off";
+  if (why.empty()) return config;
+  if (fp8.fallback != Fp8Fallback::kBf16) {
+    throw ConfigError("[plan.fp8] precision.fp8={}: {}, or precision.fp8_fallback to bf16{}", fp8.recipe, why,
+                      lacks_gpu ? ", or to emulate to compute the same numbers on the CPU" : "");
+  }
+  fp8.recipe = Fp8::kOff;
+  return config;
 }
 
 }  // namespace trireme::plan

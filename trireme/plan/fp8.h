@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <string>
 
+#include "trireme/plan/batch.h"
 #include "trireme/plan/config.h"
 #include "trireme/plan/model_facts.h"
 
@@ -21,5 +22,9 @@ int64_t fp8_multiple(Fp8 recipe);
 /// Which matrix of the blocks, or number of tokens in a micro-batch of `micro_batch` rows, is no multiple of
 /// fp8_multiple(), and what to set instead. Empty: all are, or nothing is multiplied in FP8.
 std::string fp8_obstacle(const Config& config, const ModelFacts& facts, int64_t micro_batch);
+
+/// `config`, in bf16 where it says that training goes on like that if FP8 cannot be. `device` is kCpu or
+/// kCuda. Throws ConfigError where it does not say so.
+Config with_possible_fp8(Config config, Device device, const BatchPlan& batch);
 
 }  // namespace trireme::plan

@@ -468,11 +468,16 @@ std::vector<Remedy> remedies(const Config& config, const MeshShape& mesh, const 
 
 std::vector<StepProgram> config_programs(const Config& config, const ModelFacts& facts,
                                          const BatchPlan& batch, const EngineSetting& setting) {
+  return config_programs(config, facts, batch, setting, plan_if_any(config, batch));
+}
+
+std::vector<StepProgram> config_programs(const Config& config, const ModelFacts& facts,
+                                         const BatchPlan& batch, const EngineSetting& setting,
+                                         const PipelinePlan& plan) {
   std::vector<StepProgram> programs;
   if (config.parallel.pp == 1) {
     programs.push_back(checked_program(config, facts, batch, setting, {}, {}, 0));
   } else {
-    const PipelinePlan plan = plan_pipeline(config, batch);
     const std::vector<StageActions> actions = lower_all(plan.schedule, config.pipeline.ahead);
     for (int64_t rank = 0; rank < config.parallel.pp; ++rank)
       programs.push_back(
@@ -552,7 +557,12 @@ std::vector<RankBytes> bytes_by_pp_rank(const Config& config, int64_t ranks, Dev
 
 RankBytes rank_bytes(const Config& config, const ModelFacts& facts, const BatchPlan& batch,
                      const StepProgram& program, Device device, int64_t pp_rank) {
-  return bytes_of_rank(config, facts, batch, program, device, plan_if_any(config, batch), pp_rank);
+  return rank_bytes(config, facts, batch, program, device, plan_if_any(config, batch), pp_rank);
+}
+
+RankBytes rank_bytes(const Config& config, const ModelFacts& facts, const BatchPlan& batch,
+                     const StepProgram& program, Device device, const PipelinePlan& plan, int64_t pp_rank) {
+  return bytes_of_rank(config, facts, batch, program, device, plan, pp_rank);
 }
 
 std::string memory_advice(const Config& given, int64_t ranks, Device device) {

@@ -72,12 +72,20 @@ std::vector<RankBytes> bytes_by_pp_rank(const Config& config, int64_t ranks, Dev
 /// The bytes of one rank from facts, batch and `program` (config_program()) that are known already.
 RankBytes rank_bytes(const Config& config, const ModelFacts& facts, const BatchPlan& batch,
                      const StepProgram& program, Device device, int64_t pp_rank = 0);
+/// As above, given `pipeline`, the result of plan_pipeline(), which is ignored without a pipeline.
+RankBytes rank_bytes(const Config& config, const ModelFacts& facts, const BatchPlan& batch,
+                     const StepProgram& program, Device device, const PipelinePlan& pipeline,
+                     int64_t pp_rank);
 
 /// The step programs of the ranks of a pipeline, or of a data-parallel rank; those of train.step_program
 /// where config names some. `setting`: the engine's, of `config` or with another policy. Throws ConfigError
 /// when their bytes do not fit 64 bits, and as given_programs().
 std::vector<StepProgram> config_programs(const Config& config, const ModelFacts& facts,
                                          const BatchPlan& batch, const EngineSetting& setting);
+/// As above, given `pipeline`, the result of plan_pipeline(), which is ignored without a pipeline.
+std::vector<StepProgram> config_programs(const Config& config, const ModelFacts& facts,
+                                         const BatchPlan& batch, const EngineSetting& setting,
+                                         const PipelinePlan& pipeline);
 /// That of a data-parallel rank of a run; in a pipeline, of one with the pipeline rank `pp_rank`.
 /// `setting`: the engine's, of `config` or with another policy. Throws ConfigError when its bytes do not fit
 /// 64 bits.

@@ -48,6 +48,12 @@ ModelConfig llama_8b() {
   return model;
 }
 
+ModelConfig llama_70b() {
+  ModelConfig model = llama(80, 8192, 64, 8, 28672);
+  model.tie_embeddings = false;
+  return model;
+}
+
 ModelConfig mlp() {
   return {
       .family = ModelFamily::kMlp, .n_layers = 4, .d_model = 128, .n_heads = 1, .n_kv_heads = 1, .d_ff = 512};
@@ -64,6 +70,7 @@ std::vector<Preset> make_presets() {
       {"llama-tiny", "0.77M parameters, byte tokens, grouped-query attention", llama_tiny()},
       {"llama-1b", "Llama 3.2 1B, 1,235,814,400 parameters", llama(16, 2048, 32, 8, 8192)},
       {"llama-8b", "Llama 3 8B, 8,030,261,248 parameters", llama_8b()},
+      {"llama-70b", "Llama 3 70B, 70,553,706,496 parameters", llama_70b()},
       {"mlp", "residual feed-forward network on the previous byte, without attention, 0.56M parameters",
        mlp()},
   };
