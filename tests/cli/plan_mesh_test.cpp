@@ -16,7 +16,7 @@ TEST(PlanMesh, SaysWhoIsWhere) {
   const Outcome text = front.run(words);
   ASSERT_EQ(text.code, 0) << text.err;
   EXPECT_TRUE(contains(text.out, "pp=4 tp=2")) << text.out;
-  EXPECT_TRUE(contains(text.out, "3: transformer.h.6 to root")) << text.out;
+  EXPECT_TRUE(contains(text.out, "3: transformer.h.6 to head")) << text.out;
   EXPECT_TRUE(contains(text.out, "0 1 | 2 3 | 4 5 | 6 7")) << text.out;
   EXPECT_TRUE(contains(text.out, "0 2 4 6 | 1 3 5 7")) << text.out;
   const auto json = front.run(words + Words{"--json"}).json();
@@ -63,9 +63,10 @@ TEST(PlanMesh, ComparesAllMeshesAndSaysWhyOthersAreRefused) {
 TEST(PlanMesh, TakesGpusAndLinksThatAreElsewhere) {
   const FrontProcess front;
   const auto json = front
-                        .run({"plan", "mesh", "-n", "16", "--gpu", "h100", "--all", "--model.preset=llama-8b",
-                              "--precision.compute=bf16", "--train.global_batch=64", "--train.micro_batch=1",
-                              "--tflops", "600", "--links", "400,25", "--host-ranks", "4", "--json"})
+                        .run({"plan", "mesh", "-n", "16", "--gpu", "l4", "--all", "--model.preset=llama-8b",
+                              "--precision.compute=bf16", "--data.seq_len=2048", "--train.global_batch=64",
+                              "--train.micro_batch=1", "--tflops", "600", "--links", "400,25", "--host-ranks",
+                              "4", "--json"})
                         .json();
   EXPECT_EQ(json["device"], "cuda");
   EXPECT_EQ(json["assumed"]["ranks_per_host"], 4);

@@ -201,12 +201,8 @@ std::string speed_text(const plan::RankSpeed& speed, int64_t ranks) {
   return text;
 }
 
-int64_t data_ranks(const MeshShape& mesh) {
-  return mesh.dp_size();
-}
-
 std::vector<std::string> sizes_of(const MeshShape& mesh) {
-  return {std::to_string(mesh.size(Axis::kPp)), std::to_string(data_ranks(mesh)),
+  return {std::to_string(mesh.size(Axis::kPp)), std::to_string(mesh.dp_size()),
           std::to_string(mesh.size(Axis::kCp)), std::to_string(mesh.size(Axis::kTp))};
 }
 
@@ -277,8 +273,9 @@ std::string choices_text(const PlannedRanks& ranks, const std::vector<MeshChoice
   report::Table table({{"meshes"}, {ranks.config.config.name}});
   table.add_row({"ranks", fmt::format("{} on {}{}", ranks.count, ranks.device,
                                       memory == 0 ? "" : fmt::format(", {} each", bytes_text(memory)))});
-  table.add_row({"order", fmt::format("what fits first, then by what is lost: the share of a step in which a "
-                                      "rank is idle or sends, as if nothing were sent beside computation")});
+  table.add_row({"order",
+                 "what fits first, then by what is lost: the share of a step in which a rank is idle or "
+                 "sends, as if nothing were sent beside computation"});
   table.add_row({"assumed", speed_text(speed, ranks.count)});
   table.add_row({"sends", "bytes a step, of the rank that sends most"});
   return table.to_string(columns) + "\n" + choices_table(choices, memory, columns) +
@@ -287,7 +284,7 @@ std::string choices_text(const PlannedRanks& ranks, const std::vector<MeshChoice
 
 MeshJson choice_json(const MeshChoice& choice, int64_t memory) {
   MeshJson row = {{"pp", choice.mesh.size(Axis::kPp)},
-                  {"dp", data_ranks(choice.mesh)},
+                  {"dp", choice.mesh.dp_size()},
                   {"cp", choice.mesh.size(Axis::kCp)},
                   {"tp", choice.mesh.size(Axis::kTp)},
                   {"works", choice.works()}};
@@ -382,10 +379,11 @@ void add_plan_mesh(CLI::App& plan, Front& front) {
   verb->add_option("-n,--ranks", options->job.ranks, "Ranks of the run (default: all GPUs, else 2)")
       ->option_text("RANKS");
   add_planned_gpu(*verb, options->gpu);
-  CLI::Option* const all = verb->add_flag(
-      "--all", options->all,
-      "Compare every mesh of these ranks: memory, bytes sent along each axis, idle time of the pipeline, and "
-      "why others are refused");
+  CLI::Option* const all =
+      verb->add_flag("--all", options->all,
+                     "Compare every mesh of these ranks, whatever the config says of pp, cp and tp: memory, "
+                     "bytes sent along each axis, idle time of the pipeline, and "
+                     "why others are refused");
   verb->add_option("--tflops", options->tflops, "With --all, the assumed TFLOP/s of a rank")
       ->option_text("N")
       ->needs(all)
