@@ -39,10 +39,13 @@ PipelinePlan pipeline_of(const Config& config, const MeshShape& mesh) {
 TEST(HeldParameters, EveryElementIsUpdatedOnce) {
   struct Axes {
     int64_t pp, cp, tp;
+    ScheduleName schedule = ScheduleName::k1F1B;
   };
-  for (const auto& [pp, cp, tp] :
-       {Axes{1, 1, 1}, Axes{2, 1, 2}, Axes{1, 2, 2}, Axes{1, 1, 4}, Axes{4, 1, 2}}) {
-    const Config config = model_on(pp, cp, tp);
+  for (const auto& [pp, cp, tp, schedule] :
+       {Axes{1, 1, 1}, Axes{2, 1, 2}, Axes{1, 2, 2}, Axes{1, 1, 4}, Axes{4, 1, 2},
+        Axes{2, 1, 2, ScheduleName::kZbV}, Axes{4, 1, 1, ScheduleName::kDualPipe}}) {
+    Config config = model_on(pp, cp, tp);
+    config.pipeline.schedule = schedule;
     const MeshShape mesh = MeshShape::fit(config.parallel, 8);
     const PipelinePlan pipeline = pipeline_of(config, mesh);
     double updated = 0.0;
