@@ -301,12 +301,12 @@ void add_parallel(Table& table, ParallelConfig& parallel) {
       number("parallel.dp_replicate", parallel.dp_replicate, 1, "copies of the sharded model", kMostRanks));
   table.push_back(number("parallel.dp_shard", parallel.dp_shard, 0,
                          "ranks that a model is sharded over; 0: all", kMostRanks));
-  table.push_back(
-      number("parallel.tp", parallel.tp, 1, "tensor-parallel ranks; only 1 is supported yet", kMostRanks));
+  table.push_back(number("parallel.tp", parallel.tp, 1,
+                         "tensor-parallel ranks: each has a part of every layer", kMostRanks));
   table.push_back(
       number("parallel.pp", parallel.pp, 1, "pipeline-parallel ranks, which share the layers", kMostRanks));
-  table.push_back(
-      number("parallel.cp", parallel.cp, 1, "context-parallel ranks; only 1 is supported yet", kMostRanks));
+  table.push_back(number("parallel.cp", parallel.cp, 1,
+                         "context-parallel ranks: each has some tokens of every sequence", kMostRanks));
 }
 
 void add_pipeline(Table& table, PipelineConfig& pipeline) {
