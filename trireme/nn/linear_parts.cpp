@@ -175,8 +175,9 @@ Fp8Source entered(const LinearParams& params, const Fp8Source& input) {
 at::Tensor left(const LinearParams& params, const at::Tensor& product, const at::Tensor& residual) {
   at::Tensor sum = params.joints.after->reduce_scatter(product);
   if (params.bias.defined()) sum.add_(params.bias);
-  if (residual.defined()) sum.add_(residual.view(sum.sizes()));
-  return sum.to(product.scalar_type());
+  if (!residual.defined()) return sum.to(product.scalar_type());
+  at::Tensor out = at::empty(sum.sizes(), product.options());
+  return at::add_out(out, sum, residual.view(sum.sizes()));
 }
 
 /// Rows of the output where the layer multiplies `rows` of them.
@@ -229,18 +230,30 @@ at::Tensor apply_linear(const LinearParams& params, const Fp8Source& given, cons
   return sums ? left(params, out, residual) : out;
 }
 
-Factor input_factor(const LinearParams& params, const LinearKept& kept) {
-  return params.joints.before ? input_factor(params, kept.input.rows, kept.input_amax) : kept.input;
-}
+namespace {
 
-Factor input_factor(const LinearParams& params, const Fp8Source& given, const at::Tensor& input_amax) {
-  const Fp8Source input = entered(params, given);
-  if (!params.fp8) return {input.computed(), {}};
+/// Of the rows that the layer multiplies.
+Factor entered_factor(const LinearParams& params, const Fp8Source& rows, const at::Tensor& input_amax) {
+  if (!params.fp8) return {rows.computed(), {}};
   const Fp8Recipe& recipe = *params.fp8;
   return {{},
-          kernels::fp8_cast(contiguous(input), input_amax, cast_of(recipe), Fp8Copy::kTransposed,
+          kernels::fp8_cast(contiguous(rows), input_amax, cast_of(recipe), Fp8Copy::kTransposed,
                             recipe.layer.input_seen())
               .transposed};
+}
+
+}  // namespace
+
+Arriving start_input(const LinearParams& params, const at::Tensor& input) {
+  return params.joints.before ? params.joints.before->start_gather(input.contiguous()) : Arriving(input);
+}
+
+Factor arrived_factor(const LinearParams& params, Arriving& input, const LinearKept& kept) {
+  return params.joints.before ? entered_factor(params, input.get(), kept.input_amax) : kept.input;
+}
+
+Factor input_factor(const LinearParams& params, const Fp8Source& input, const at::Tensor& input_amax) {
+  return entered_factor(params, entered(params, input), input_amax);
 }
 
 OutputGradient output_gradient(const LinearParams& params, const at::Tensor& dy) {
@@ -301,11 +314,15 @@ at::Tensor whole_input_gradient(const LinearParams& params, const at::Tensor& we
 
 }  // namespace
 
+Arriving start_input_gradient(const LinearParams& params, const at::Tensor& weight_amax,
+                              const OutputGradient& dy) {
+  const at::Tensor dx = whole_input_gradient(params, weight_amax, dy);
+  return params.joints.before ? params.joints.before->start_reduce_scatter(dx) : Arriving(dx);
+}
+
 at::Tensor input_gradient(const LinearParams& params, const at::Tensor& weight_amax,
                           const OutputGradient& dy) {
-  const at::Tensor dx = whole_input_gradient(params, weight_amax, dy);
-  if (!params.joints.before) return dx;
-  return params.joints.before->reduce_scatter(dx).to(dx.scalar_type());
+  return start_input_gradient(params, weight_amax, dy).get().to(params.weights.front().scalar_type());
 }
 
 variable_list add_parameter_gradients(const LinearParams& params, const Factor& input, const Factor& dy) {
