@@ -63,11 +63,10 @@ Json action_json(const StepProgram& program, const StepMemory& memory, int64_t a
   const Action& action = program.actions[static_cast<size_t>(at)];
   Json transfers = Json::array();
   for (const plan::Transfer& transfer : action.transfers) {
-    transfers.push_back(
-        {{"collective", name(transfer.collective)},
-         {"ranks", transfer.ranks},
-         {"bytes", transfer.bytes},
-         {"along", name(transfer.along)}});
+    transfers.push_back({{"collective", name(transfer.collective)},
+                         {"ranks", transfer.ranks},
+                         {"bytes", transfer.bytes},
+                         {"along", name(transfer.along)}});
   }
   return {{"action", at},
           {"lane", name(action.lane)},

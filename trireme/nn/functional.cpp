@@ -37,18 +37,15 @@ class LinearFunction : public Function<LinearFunction> {
     refuse_create_graph("nn.linear");
     const RestoredLinear linear = restore(*context).linears.front();
     const LinearParams params = linear.params();
-    // Where the layer is cut, ranks exchange its input beside one product, and the gradient of its input
-    // beside the other.
-    Arriving rows = start_input(params, linear.kept.input.rows), dx;
     const OutputGradient dy = output_gradient(params, grads[0]);
-    const bool wants_dx = context->needs_input_grad(0);
-    if (wants_dx) dx = start_input_gradient(params, linear.kept.weight_amax, dy);
-    const Factor input = arrived_factor(params, rows, linear.kept);
+    variable_list result(1);
+    if (context->needs_input_grad(0)) {
+      result[0] = shaped(input_gradient(params, linear.kept.weight_amax, dy), grads[0]);
+    }
+    const Factor input = input_factor(params, linear.kept);
     const variable_list reported = context->saved_data["deferrable"].toBool()
                                        ? deferrable_parameter_gradients(params, input, dy.factor())
                                        : add_parameter_gradients(params, input, dy.factor());
-    variable_list result(1);
-    if (wants_dx) result[0] = shaped(dx.get().to(params.weights.front().scalar_type()), grads[0]);
     result.insert(result.end(), reported.begin(), reported.end());
     result.emplace_back();  // in_out
     result.push_back(context->saved_data["adds"].toBool() ? grads[0] : at::Tensor());

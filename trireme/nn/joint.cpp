@@ -1,7 +1,6 @@
 #include "trireme/nn/joint.h"
 
 #include <ATen/ATen.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
 
@@ -31,14 +30,6 @@ class LeaveFunction : public Function<LeaveFunction> {
 };
 
 }  // namespace
-
-at::Tensor Arriving::get() {
-  if (arrived_)
-    arrived_->block(c10::impl::VirtualGuardImpl(tensor_.device().type()).getStream(tensor_.device()));
-  arrived_.reset();
-  sent_.reset();
-  return std::exchange(tensor_, {});
-}
 
 at::Tensor leave(const at::Tensor& x, const JointPtr& joint) {
   return joint ? LeaveFunction::apply(x, joint) : x;

@@ -8,32 +8,12 @@
 // rows and some features. A rank enters by a gather, whose gradient is a sum over ranks, and leaves by a sum
 // of which each rank keeps its rows, whose gradient is a gather.
 #include <ATen/core/Tensor.h>
-#include <c10/core/Event.h>
 
 #include <cstdint>
 #include <memory>
-#include <utility>
 #include <vector>
 
 namespace trireme::nn {
-
-/// A tensor that ranks exchange beside what this rank computes.
-class Arriving {
- public:
-  Arriving() = default;
-  /// `sent` stays as it is until the tensor has arrived; `arrived` may be null: it is there.
-  Arriving(at::Tensor tensor, at::Tensor sent, std::shared_ptr<c10::Event> arrived)
-      : tensor_(std::move(tensor)), sent_(std::move(sent)), arrived_(std::move(arrived)) {}
-  Arriving(at::Tensor tensor)
-      : Arriving(std::move(tensor), {}, nullptr) {}  // NOLINT(google-explicit-constructor)
-
-  /// The current stream waits for it.
-  at::Tensor get();
-
- private:
-  at::Tensor tensor_, sent_;
-  std::shared_ptr<c10::Event> arrived_;
-};
 
 class Joint {
  public:
@@ -48,15 +28,11 @@ class Joint {
   const std::vector<int64_t>& vocabulary() const { return vocabulary_; }
   int64_t first_word() const { return vocabulary_[static_cast<size_t>(rank_)]; }
 
-  // Collectives begin when the current stream has come to the call, and run one after the other.
-
-  /// rows (n, ...) of each rank -> (size * n, ...) of all, in the order of ranks.
-  virtual Arriving start_gather(const at::Tensor& rows) const = 0;
+  /// rows (n, ...) of each rank -> (size * n, ...) of all, in the order of ranks. Collective.
+  virtual at::Tensor gather(const at::Tensor& rows) const = 0;
   /// The sum of the ranks' (size * n, ...), in an order that depends on the ranks alone, of which this rank
-  /// gets its rows: (n, ...) fp32.
-  virtual Arriving start_reduce_scatter(const at::Tensor& partial) const = 0;
-  at::Tensor gather(const at::Tensor& rows) const { return start_gather(rows).get(); }
-  at::Tensor reduce_scatter(const at::Tensor& partial) const { return start_reduce_scatter(partial).get(); }
+  /// gets its rows: (n, ...) fp32. Collective.
+  virtual at::Tensor reduce_scatter(const at::Tensor& partial) const = 0;
 
  private:
   int64_t rank_;

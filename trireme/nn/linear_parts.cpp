@@ -230,30 +230,18 @@ at::Tensor apply_linear(const LinearParams& params, const Fp8Source& given, cons
   return sums ? left(params, out, residual) : out;
 }
 
-namespace {
+Factor input_factor(const LinearParams& params, const LinearKept& kept) {
+  return params.joints.before ? input_factor(params, kept.input.rows, kept.input_amax) : kept.input;
+}
 
-/// Of the rows that the layer multiplies.
-Factor entered_factor(const LinearParams& params, const Fp8Source& rows, const at::Tensor& input_amax) {
-  if (!params.fp8) return {rows.computed(), {}};
+Factor input_factor(const LinearParams& params, const Fp8Source& given, const at::Tensor& input_amax) {
+  const Fp8Source input = entered(params, given);
+  if (!params.fp8) return {input.computed(), {}};
   const Fp8Recipe& recipe = *params.fp8;
   return {{},
-          kernels::fp8_cast(contiguous(rows), input_amax, cast_of(recipe), Fp8Copy::kTransposed,
+          kernels::fp8_cast(contiguous(input), input_amax, cast_of(recipe), Fp8Copy::kTransposed,
                             recipe.layer.input_seen())
               .transposed};
-}
-
-}  // namespace
-
-Arriving start_input(const LinearParams& params, const at::Tensor& input) {
-  return params.joints.before ? params.joints.before->start_gather(input.contiguous()) : Arriving(input);
-}
-
-Factor arrived_factor(const LinearParams& params, Arriving& input, const LinearKept& kept) {
-  return params.joints.before ? entered_factor(params, input.get(), kept.input_amax) : kept.input;
-}
-
-Factor input_factor(const LinearParams& params, const Fp8Source& input, const at::Tensor& input_amax) {
-  return entered_factor(params, entered(params, input), input_amax);
 }
 
 OutputGradient output_gradient(const LinearParams& params, const at::Tensor& dy) {
@@ -314,15 +302,11 @@ at::Tensor whole_input_gradient(const LinearParams& params, const at::Tensor& we
 
 }  // namespace
 
-Arriving start_input_gradient(const LinearParams& params, const at::Tensor& weight_amax,
-                              const OutputGradient& dy) {
-  const at::Tensor dx = whole_input_gradient(params, weight_amax, dy);
-  return params.joints.before ? params.joints.before->start_reduce_scatter(dx) : Arriving(dx);
-}
-
 at::Tensor input_gradient(const LinearParams& params, const at::Tensor& weight_amax,
                           const OutputGradient& dy) {
-  return start_input_gradient(params, weight_amax, dy).get().to(params.weights.front().scalar_type());
+  const at::Tensor dx = whole_input_gradient(params, weight_amax, dy);
+  if (!params.joints.before) return dx;
+  return params.joints.before->reduce_scatter(dx).to(dx.scalar_type());
 }
 
 variable_list add_parameter_gradients(const LinearParams& params, const Factor& input, const Factor& dy) {

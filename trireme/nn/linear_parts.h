@@ -65,20 +65,13 @@ at::Tensor apply_linear(const LinearParams& params, const kernels::Fp8Source& in
 /// it.
 Factor input_factor(const LinearParams& params, const kernels::Fp8Source& input,
                     const at::Tensor& input_amax);
+/// The input's factor of what apply_linear() kept.
+Factor input_factor(const LinearParams& params, const LinearKept& kept);
 /// dy (..., out), with what is noted of it (notes.h)
 OutputGradient output_gradient(const LinearParams& params, const at::Tensor& dy);
 /// dy (n, out)
 OutputGradient output_gradient(const LinearParams& params, const kernels::Fp8Source& dy,
                                const at::Tensor& amax = {}, const at::Tensor& sums = {});
-/// The rows that a layer with a joint before it multiplies, on their way from other ranks; `input` itself
-/// without one.
-Arriving start_input(const LinearParams& params, const at::Tensor& input);
-/// input_factor() of what start_input() gives.
-Factor arrived_factor(const LinearParams& params, Arriving& input, const LinearKept& kept);
-/// input_gradient(), on its way to other ranks where there is a joint before the layer: (n, in), in the dtype
-/// of weights or fp32.
-Arriving start_input_gradient(const LinearParams& params, const at::Tensor& weight_amax,
-                              const OutputGradient& dy);
 /// -> (n, in)
 at::Tensor input_gradient(const LinearParams& params, const at::Tensor& weight_amax,
                           const OutputGradient& dy);

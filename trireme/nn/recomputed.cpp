@@ -69,24 +69,15 @@ class NormLinearFunction : public Function<NormLinearFunction> {
     const LinearParams params = linear.params();
     const OutputGradient d_out = output_gradient(params, grads[1]);
 
-    const auto input = [&] {
-      return as_rows(normed(no_sum, statistics, x, {}, norm_weight, norm_bias,
-                            context->saved_data["eps"].toDouble(), /*asked=*/false));
-    };
     variable_list reported;
-    at::Tensor dy;
-    if (params.joints.before) {
-      // Ranks exchange the input beside one product, and its gradient beside the other.
-      Arriving rows = start_input(params, input());
-      Arriving d_rows = start_input_gradient(params, linear.kept.weight_amax, d_out);
-      reported =
-          deferrable_parameter_gradients(params, arrived_factor(params, rows, linear.kept), d_out.factor());
-      dy = d_rows.get().to(x.scalar_type());
-    } else {
-      reported = deferrable_parameter_gradients(params, input_factor(params, input(), linear.kept.input_amax),
-                                                d_out.factor());
-      dy = input_gradient(params, linear.kept.weight_amax, d_out);
+    {
+      const at::Tensor y =
+          normed(no_sum, statistics, x, {}, norm_weight, norm_bias, context->saved_data["eps"].toDouble(),
+                 /*asked=*/false);
+      reported = deferrable_parameter_gradients(
+          params, input_factor(params, as_rows(y), linear.kept.input_amax), d_out.factor());
     }
+    const at::Tensor dy = input_gradient(params, linear.kept.weight_amax, d_out);
     const at::Tensor d_sum = grads[0].defined() ? grads[0].contiguous() : at::Tensor();
     at::Tensor dx = at::empty_like(x);
     const at::Tensor amax = amax_to_raise(dx, asks_for_amax(params.fp8));

@@ -38,16 +38,15 @@ class SwigluFeedForwardFunction : public Function<SwigluFeedForwardFunction> {
       d_activated = input_gradient(second, of_second.kept.weight_amax, dy);
       d_down = deferrable_parameter_gradients(second, of_second.kept.input, dy.factor());
     }
-    Arriving rows = start_input(first, of_first.kept.input.rows), dx;
     const OutputGradient d_hidden =
         output_gradient(first, Fp8Source::swiglu_gradient(restored.saved[0], d_activated));
     d_activated.reset();
-    const bool wants_dx = context->needs_input_grad(0);
-    if (wants_dx) dx = start_input_gradient(first, of_first.kept.weight_amax, d_hidden);
-    const variable_list d_gate_up =
-        deferrable_parameter_gradients(first, arrived_factor(first, rows, of_first.kept), d_hidden.factor());
     variable_list result(1);
-    if (wants_dx) result[0] = shaped(dx.get().to(first.weights.front().scalar_type()), grads[0]);
+    if (context->needs_input_grad(0)) {
+      result[0] = shaped(input_gradient(first, of_first.kept.weight_amax, d_hidden), grads[0]);
+    }
+    const variable_list d_gate_up =
+        deferrable_parameter_gradients(first, input_factor(first, of_first.kept), d_hidden.factor());
     result.insert(result.end(), d_gate_up.begin(), d_gate_up.end() - 1);  // without the bias
     result.push_back(d_down.front());
     result.push_back(grads[0]);        // residual

@@ -1,10 +1,7 @@
 #include "trireme/parallel/tensor_joint.h"
 
 #include <ATen/core/Tensor.h>
-#include <c10/core/StreamGuard.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 
-#include <optional>
 #include <utility>
 
 #include "trireme/tensor/redistribute.h"
@@ -14,48 +11,21 @@ namespace {
 
 using plan::TensorPlacement;
 
-/// On a GPU all collectives of a joint run on a stream of its own, each after what the current stream held
-/// when it was asked for. So memory that a result leaves on that stream is not taken again before those who
-/// read it are done.
 class TensorJoint final : public nn::Joint {
  public:
   TensorJoint(std::shared_ptr<comm::Group> group, std::vector<int64_t> vocabulary)
-      : Joint(group->rank(), std::move(vocabulary)), group_(std::move(group)) {
-    const c10::Device device = group_->device();
-    if (!device.is_cpu())
-      stream_ =
-          c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device, /*isHighPriority=*/true);
-  }
+      : Joint(group->rank(), std::move(vocabulary)), group_(std::move(group)) {}
 
-  nn::Arriving start_gather(const at::Tensor& rows) const override {
-    return start(rows, [&] {
-      return tensor::redistribute(rows, TensorPlacement::shard(0), TensorPlacement::replicate(), *group_);
-    });
+  at::Tensor gather(const at::Tensor& rows) const override {
+    return tensor::redistribute(rows, TensorPlacement::shard(0), TensorPlacement::replicate(), *group_);
   }
-  nn::Arriving start_reduce_scatter(const at::Tensor& partial) const override {
-    return start(partial, [&] {
-      return tensor::redistribute(partial, TensorPlacement::partial(), TensorPlacement::shard(0), *group_, {},
-                                  tensor::Sums::kFp32);
-    });
+  at::Tensor reduce_scatter(const at::Tensor& partial) const override {
+    return tensor::redistribute(partial, TensorPlacement::partial(), TensorPlacement::shard(0), *group_, {},
+                                tensor::Sums::kFp32);
   }
 
  private:
-  template <typename Collective>
-  nn::Arriving start(const at::Tensor& sent, const Collective& collective) const {
-    if (!stream_) return collective();
-    const c10::Device device = group_->device();
-    c10::Event asked(device.type());
-    asked.record(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
-    asked.block(*stream_);
-    const c10::StreamGuard guard(*stream_);
-    at::Tensor received = collective();
-    auto arrived = std::make_shared<c10::Event>(device.type());
-    arrived->record(*stream_);
-    return {std::move(received), sent, std::move(arrived)};
-  }
-
   std::shared_ptr<comm::Group> group_;
-  std::optional<c10::Stream> stream_;
 };
 
 class ExchangedContext final : public nn::Context {

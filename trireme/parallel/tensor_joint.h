@@ -10,10 +10,9 @@
 
 namespace trireme::parallel {
 
-/// `vocabulary` as nn::Joint takes it, for the ranks of mesh.tp; null where there is one. Collectives come in
-/// the order of the passes, which is the same on all of these ranks, so a rank uses one joint for all of its
-/// models. Activations travel in their own dtype, and are added up in fp32 in the order of ranks
-/// (tensor::redistribute()).
+/// `vocabulary` as nn::Joint takes it, for the ranks of mesh.tp; null where there is one. Collectives run on
+/// the stream that computes, in the order of the passes, which is the same on all of these ranks. Activations
+/// travel in their own dtype, and are added up in fp32 in the order of ranks (tensor::redistribute()).
 nn::JointPtr make_joint(const comm::Mesh& mesh, std::vector<int64_t> vocabulary);
 
 /// The context of a model whose sequences are split over the ranks of mesh.cp; null where there is one.

@@ -27,8 +27,6 @@ StagedModel::StagedModel(const ModelSetup& setup)
       mesh_(setup.mesh),
       micro_batch_(setup.batch.micro_batch),
       split_(setup.held.split),
-      joint_(joint_of(setup.config.model, setup.mesh)),
-      context_(parallel::make_context(setup.mesh)),
       plan_(plan::plan_pipeline(setup.config, setup.batch)) {
   const plan::Schedule& schedule = plan_.schedule;
   const nn::InitialWeights initial(setup.held.units, static_cast<uint64_t>(config_.seed));
@@ -52,8 +50,8 @@ parallel::Stage StagedModel::add_stage(int64_t stage, const comm::Mesh& engine_m
   const auto module = std::make_shared<ModelStage>(config_.model, range, image_model_of(engine_mesh), split_);
   const auto engine = module->make_engine(engine_mesh, engine_options(config_, mesh_, fp8_history()), initial,
                                           config_.memory, config_.precision.fp8, fp8_history());
-  module->set_joint(joint_);
-  module->set_context(context_);
+  module->set_joint(joint_of(config_.model, mesh_));
+  module->set_context(parallel::make_context(mesh_));
   stages_.push_back(module);
   stage_of_engine_.push_back(stage);
   parts_.push_back({.engine = engine, .optimizer = optim::build(config_.optim, engine->optimizer_params())});

@@ -71,8 +71,6 @@ class StagedModel : public TrainedModel {
   comm::Mesh mesh_;
   int64_t micro_batch_;
   plan::TensorSplit split_;  ///< what this rank has of each stage
-  nn::JointPtr joint_;
-  nn::ContextPtr context_;
   plan::PipelinePlan plan_;
   std::vector<std::shared_ptr<ModelStage>> stages_;  ///< of this rank
   std::vector<int64_t> stage_of_engine_;             ///< by index of parts()
