@@ -108,7 +108,9 @@ TEST(PlanPlacements, ShowsOneRank) {
   EXPECT_EQ(json["ranks"][0]["rank"], 3);
   for (const auto& param : json["ranks"][0]["parameters"]) {
     EXPECT_EQ(param["stage"], 1);
-    if (param["placement"] == "shard") EXPECT_GT(param["range"][0].get<int64_t>(), 0) << param["name"];
+    if (param["placement"] == "shard") {
+      EXPECT_GT(param["range"][0].get<int64_t>(), 0) << param["name"];
+    }
   }
   const Outcome outside = front.run({"plan", "placements", kDemo, "-n", "8", "--device=cpu", "--rank", "8"});
   EXPECT_EQ(outside.code, 2);
