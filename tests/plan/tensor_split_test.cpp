@@ -130,6 +130,12 @@ TEST(TensorSplit, SaysWhichNumbersOfRanksShareAModel) {
   EXPECT_EQ(split_obstacle(model, 8), "");
   EXPECT_NE(split_obstacle(model, 3).find("can be shared by 1, 2, 4, 8 ranks"), std::string::npos);
   EXPECT_NE(split_obstacle(model, 16).find("8 heads"), std::string::npos);
+  ModelConfig grouped = model;
+  grouped.n_heads = 12;
+  grouped.n_kv_heads = 4;
+  grouped.d_ff = 144;
+  EXPECT_NE(split_obstacle(grouped, 6).find("can be shared by 1, 2, 4, 12 ranks"), std::string::npos)
+      << split_obstacle(grouped, 6);
   ModelConfig mlp = model;
   mlp.family = ModelFamily::kMlp;
   EXPECT_NE(split_obstacle(mlp, 2).find("family mlp"), std::string::npos);

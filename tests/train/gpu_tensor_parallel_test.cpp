@@ -1,5 +1,5 @@
-// Ranks along tp and cp on GPUs learn what one GPU learns: over peer memory and over NCCL, in fp32 and in
-// bf16. One process a GPU; skipped where there are too few. Built for two GPUs and for four.
+// Ranks along tp and cp on GPUs learn what one GPU learns: in fp32. One process a GPU; skipped where there
+// are too few. Built for two GPUs and for four.
 #include <cstdlib>
 
 #include "tests/comm/gpu_ranks.h"

@@ -283,6 +283,42 @@ TEST_F(TensorParallel, TrainsInFewBits) {
   }
 }
 
+/// Cuts at any place, and copies of tied embeddings on two stages that are rounded alike.
+TEST_F(TensorParallel, KeepsOptimizerStateInFewBits) {
+  for (const plan::OptimState state : {plan::OptimState::kBf16, plan::OptimState::kInt8}) {
+    config_.optim.state = state;
+    on(1, 1, 1);
+    const Trained one = train_on(1);
+    for (const int64_t pp : {1, 2}) {
+      on(pp, 1, 2);
+      const Trained two = train_on(4);
+      EXPECT_LE(distance(two, one), 5e-3) << plan::name(state) << " pp " << pp;
+      EXPECT_EQ(two.sent, two.predicted);
+    }
+  }
+}
+
+/// Ranks along cp have the same data, and one of them writes what all have.
+TEST_F(TensorParallel, SavesWhatHooksRemember) {
+  config_.parallel.policy = plan::PolicyName::kDdp;
+  config_.parallel.comm_hook = plan::CommHook::kTopK;
+  config_.checkpoint.every = 2;
+  config_.train.val_every = 0;
+  on(1, 1, 1, 2);
+  const TrainResult result = Resume::run(4, /*resume=*/false);
+  EXPECT_EQ(result.summary.checkpoints_failed, 0);
+  EXPECT_GE(result.summary.checkpoints, 2);
+}
+
+/// Ranks along cp shard parameters, too.
+TEST_F(TensorParallel, ParametersAreReshardedOverRanksAlongCp) {
+  config_.parallel.reshard_after_forward = 2;
+  on(1, 1, 1, 4);
+  const Trained trained = train_on(4);
+  config_.parallel.reshard_after_forward = plan::Config().parallel.reshard_after_forward;
+  EXPECT_EQ(train_on(4).digest, trained.digest);
+}
+
 /// Ranks drop elements of their own rows.
 TEST_F(TensorParallel, AccumulatesAndDrops) {
   config_.train.micro_batch = 2;
@@ -311,6 +347,21 @@ TEST_F(TensorParallel, IsRefusedWhereRanksCannotShare) {
   config_.parallel.policy = plan::PolicyName::kDdp;
   refused("copies of norms would drift apart");
   config_.parallel.comm_hook = plan::CommHook::kNone;
+  config_.comm.reduction = plan::Reduction::kBackend;
+  refused("set comm.reduction to ordered");
+  config_.comm.reduction = plan::Reduction::kOrdered;
+  config_.model.vocab_size = 15;
+  config_.data.tokenizer = "other";
+  refused("a vocabulary of 15 rows, 8 or more each");
+  config_.model.vocab_size = 257;
+  config_.data.tokenizer = plan::Config().data.tokenizer;
+  config_.parallel.tp = 1;
+  config_.parallel.cp = 2;
+  config_.parallel.comm_hook = plan::CommHook::kLocalSgd;
+  refused("would compute it with different weights");
+  config_.parallel.comm_hook = plan::CommHook::kNone;
+  config_.parallel.cp = 1;
+  config_.parallel.tp = 2;
   config_.precision.compute = plan::Dtype::kFp16;
   refused("set precision.compute to bf16");
   config_.precision.compute = plan::Dtype::kFp32;

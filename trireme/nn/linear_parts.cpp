@@ -253,8 +253,9 @@ namespace {
 /// With those over the rows that this rank has, where a bias was added to these alone.
 OutputGradient left_gradient(LinearParams params, const at::Tensor& rows, at::Tensor sums) {
   if (is_reached(params.bias) && !sums.defined()) {
-    sums = at::zeros({rows.size(1)}, rows.options().dtype(at::kFloat));
+    sums = at::zeros({rows.size(1)}, rows.options());  // the kernel adds in fp32 and writes this dtype
     kernels::add_column_sums(sums, rows.contiguous());
+    sums = sums.to(at::kFloat);
   }
   const at::Tensor all = params.joints.after->gather(rows.contiguous());
   params.joints.after = nullptr;

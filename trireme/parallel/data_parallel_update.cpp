@@ -73,6 +73,7 @@ double DataParallel::norm_of(double mine) const {
     notes.push_back({rank[1], rank[2]});
   }
   frozen_alike_.compare(notes, trainable);
+  if (mesh_.tp->size() == 1) return std::sqrt(sum_over_ranks(squares));
   double sum = 0.0;
   for (const auto& rank : comm::gather_scalars(*mesh_.tp, {sum_over_ranks(squares)})) sum += rank[0];
   return std::sqrt(sum);

@@ -26,8 +26,9 @@ FlatUnit::FlatUnit(const plan::UnitSpec& spec, std::vector<std::pair<std::string
       alone_(setting.alone()),
       gathers_update_(setting.gathers_update()) {
   const at::NoGradGuard no_grad;
+  constexpr int64_t kBlock = plan::FlatLayout::kAlignment;  // moments in few bits are rounded by blocks
   for (const plan::FlatEntry& entry : layout_.entries())
-    rounded_as_.push_back({xxh3(entry.name), entry.part.first_element()});
+    rounded_as_.push_back({xxh3(entry.name), entry.part.first_element() / kBlock * kBlock});
   compressor_ = make_compressor(options_.hook, layout_);
   if (buffers_.in_fp8)
     fp8_ = std::make_unique<Fp8Weights>(spec, layout_, shard_range(), *groups_.shard, options_);

@@ -185,6 +185,7 @@ void Pipeline::round_ties_alike() {
     const TiedParameter& tie = options_.tied[i];
     Stage* const other = stage_here(tie.other_stage);
     if (other == nullptr || !other->engine) continue;
+    if (!tie.first_row && tie.name == tie.other_name) continue;  // the same part of the same parameter
     const int64_t width = ties_[i].other.numel() / std::max<int64_t>(1, rows_of(ties_[i].other));
     other->engine->round_as(tie.other_name, tie.name, tie.first_row.value_or(0) * width);
   }

@@ -152,7 +152,7 @@ Notes load(DataParallel& engine, OptimizerState* optimizer, const std::string& p
     if (optimizer != nullptr) want_optimizer(*reader, engine, *optimizer);
     reader->check(options, /*ignores_optimizer=*/optimizer == nullptr);
   });
-  comm::throw_together(*engine.mesh().dp, error, "parallel.state_file");
+  comm::throw_together(*engine.mesh().stage, error, "parallel.state_file");
   if (optimizer != nullptr) engine.skip_step();
   read_weights(*reader, engine);
   if (optimizer != nullptr) read_optimizer(*reader, engine, *optimizer);

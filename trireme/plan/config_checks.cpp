@@ -378,6 +378,11 @@ class Checker {
              "attention would drop other weights than on one rank; set model.dropout to 0");
     if (config_.pipeline.spread_head)
       refuse(said("pipeline.spread_head", true), "set pipeline.spread_head to false");
+    if (const CommHook hook = config_.parallel.comm_hook; hook == CommHook::kLocalSgd)
+      refuse(
+          said("parallel.comm_hook", hook),
+          "ranks that have one sequence would compute it with different weights; set parallel.comm_hook to "
+          "none");
   }
 
   /// What ranks along tp cannot share, or do not keep alike.
@@ -409,6 +414,10 @@ class Checker {
     if (const CommHook hook = config_.parallel.comm_hook; !keeps_copies_equal(hook))
       refuse(said("parallel.comm_hook", hook),
              "copies of norms would drift apart; set parallel.comm_hook to none, fp16 or local_sgd");
+    if (config_.comm.reduction == Reduction::kBackend)
+      refuse(said("comm.reduction", config_.comm.reduction),
+             "ranks would add up the gradients of copies in other orders, and these would drift apart; set "
+             "comm.reduction to ordered");
   }
 
   void check_buckets() const {

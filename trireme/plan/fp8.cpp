@@ -41,12 +41,12 @@ std::string fp8_obstacle(const Config& config, const ModelFacts& facts, int64_t 
           param.name, fmt::join(param.shape, " x "), multiple);
     }
   }
-  const int64_t tokens = micro_batch * config.data.seq_len;
+  const int64_t contexts = facts.split.contexts, tokens = micro_batch * config.data.seq_len / contexts;
   if (tokens % multiple == 0) return {};
   return fmt::format(
-      "a micro-batch has {} x {} = {} tokens, which must be a multiple of {}; change train.micro_batch or "
-      "data.seq_len",
-      micro_batch, config.data.seq_len, tokens, multiple);
+      "a micro-batch has {} x {}{} = {} tokens on a rank, which must be a multiple of {}; change "
+      "train.micro_batch or data.seq_len",
+      micro_batch, config.data.seq_len, contexts > 1 ? fmt::format(" / {}", contexts) : "", tokens, multiple);
 }
 
 Config with_possible_fp8(Config config, Device device, const BatchPlan& batch) {

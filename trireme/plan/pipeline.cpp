@@ -65,13 +65,14 @@ void check_copies(const Config& config, const BatchPlan& batch) {
         "set parallel.comm_hook to none or fp16, or model.tie_embeddings to false",
         config.parallel.comm_hook);
   }
-  const bool in_one_order = config.comm.reduction == Reduction::kOrdered || batch.dp_size <= 2;
+  const int64_t ranks = batch.dp_size * config.parallel.cp;
+  const bool in_one_order = config.comm.reduction == Reduction::kOrdered || ranks <= 2;
   if (in_one_order) return;
   throw ConfigError(
       "[plan.pipeline] comm.reduction=backend with model.tie_embeddings=true, stages and {} data-parallel "
       "ranks: the gradients of the copies of the embeddings would be added up in different orders, and the "
       "copies would drift apart; set comm.reduction=ordered",
-      batch.dp_size);
+      ranks);
 }
 
 StageSplit split_of(const Config& config, const Schedule& schedule) {

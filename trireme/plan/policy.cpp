@@ -107,7 +107,8 @@ const Policy& row_of(const ParallelConfig& parallel) {
   return find_policy(parallel.policy, sharding_of(parallel, parallel.dp_replicate));
 }
 
-Policy resolve_policy(const ParallelConfig& parallel, const MeshShape& mesh) {
+Policy resolve_policy(const ParallelConfig& parallel, const MeshShape& ranks) {
+  const MeshShape mesh = ranks.of_engine();
   if (parallel.policy != PolicyName::kFsdp && parallel.sharding != Sharding::kAuto) {
     throw ConfigError(
         "[plan.policy] parallel.sharding={} is for parallel.policy=fsdp, not {}; leave it at auto",

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "trireme/base/error.h"
+#include "trireme/plan/flat_layout.h"
 #include "trireme/plan/model_family.h"
 #include "trireme/plan/stages.h"
 
@@ -48,13 +49,17 @@ ParamSpec part_of(const ParamSpec& whole, ParamSpec held, const TensorSplit& at,
   return held;
 }
 
-std::vector<int64_t> common_divisors(std::initializer_list<int64_t> numbers) {
-  std::vector<int64_t> divisors;
-  for (int64_t divisor = 1; divisor <= *numbers.begin(); ++divisor) {
-    if (std::ranges::all_of(numbers, [&](int64_t number) { return number % divisor == 0; }))
-      divisors.push_back(divisor);
+bool can_share(const ModelConfig& model, int64_t ranks) {
+  const int64_t kv = model.n_kv_heads;
+  return model.n_heads % ranks == 0 && model.d_ff % ranks == 0 && (kv % ranks == 0 || ranks % kv == 0);
+}
+
+std::vector<int64_t> numbers_that_can_share(const ModelConfig& model) {
+  std::vector<int64_t> numbers;
+  for (int64_t ranks = 1; ranks <= model.n_heads; ++ranks) {
+    if (can_share(model, ranks)) numbers.push_back(ranks);
   }
-  return divisors;
+  return numbers;
 }
 
 }  // namespace
@@ -67,12 +72,16 @@ std::string split_obstacle(const ModelConfig& model, int64_t ranks) {
   if (ranks == 1) return {};
   if (reads_images(model.family) || !record_of(model.family).attends)
     return fmt::format("models of family {} have no heads to share out; use gpt2 or llama", model.family);
-  const int64_t kv = model.n_kv_heads;
-  if (model.n_heads % ranks != 0 || model.d_ff % ranks != 0 || (kv % ranks != 0 && ranks % kv != 0)) {
+  if (!can_share(model, ranks)) {
     return fmt::format(
         "{} ranks cannot share {} heads, {} key and value heads and {} features of the feed-forward part "
         "equally; heads and features can be shared by {} ranks",
-        ranks, model.n_heads, kv, model.d_ff, fmt::join(common_divisors({model.n_heads, model.d_ff}), ", "));
+        ranks, model.n_heads, model.n_kv_heads, model.d_ff, fmt::join(numbers_that_can_share(model), ", "));
+  }
+  if (constexpr int64_t kLeastRows = FlatLayout::kAlignment; model.vocab_size < kLeastRows * ranks) {
+    return fmt::format(
+        "{} ranks cannot share a vocabulary of {} rows, {} or more each; raise model.vocab_size", ranks,
+        model.vocab_size, kLeastRows);
   }
   return {};
 }

@@ -39,7 +39,7 @@ bool Agenda::waits_for(int64_t step) const {
 /// A rank alone communicates with nobody. On a GPU the times of one step are read while the next is under
 /// way, which is then not timed.
 bool Agenda::times_communication(int64_t step) const {
-  if (parts_.batch.dp_size == 1) return false;
+  if (parts_.mesh.dp->size() == 1) return false;
   if (!parts_.on_gpu() || step == last_step()) return true;
   const int64_t every = config_.train.log_every;
   return every > 1 && step % every == 0 && step + 1 != last_step();

@@ -44,7 +44,7 @@ void visit_pieces(const TrainedModel::Part& part, const PieceBody& body) {
   using parallel::HeldBy;
   const auto [replica, replicas] = part.engine->replica();
   parallel::visit_sharded_state(*part.engine, *part.optimizer, [&](const parallel::StatePiece& piece) {
-    if (piece.held_by == HeldBy::kAllRanks && part.engine->mesh().dp_rank != 0) return;
+    if (piece.held_by == HeldBy::kAllRanks && part.engine->mesh().dp->rank() != 0) return;
     plan::Region region = piece.region;
     if (piece.held_by == HeldBy::kReplicas) region = plan::share_of(region, replica, replicas);
     if (region.numel() == 0) return;

@@ -105,8 +105,8 @@ bool has_attention(const Parts& parts) {
 std::string why_bits_vary(const Parts& parts) {
   const plan::Config& config = parts.config;
   if (config.train.deterministic) return {};
-  if (parts.batch.dp_size > 1 && (config.comm.reduction == plan::Reduction::kBackend ||
-                                  config.parallel.comm_hook == plan::CommHook::kPowerSgd)) {
+  if (parts.mesh.dp->size() > 1 && (config.comm.reduction == plan::Reduction::kBackend ||
+                                    config.parallel.comm_hook == plan::CommHook::kPowerSgd)) {
     return "ranks' gradients are added in an order that NCCL or Gloo chooses";
   }
   if (parts.on_gpu() && plan::reads_images(config.model.family))
@@ -162,7 +162,7 @@ void announce(const Parts& parts) {
         "note    this processor has no instructions for bf16 (AVX512-BF16, AMX); "
         "precision.compute=fp32 would be faster");
   }
-  if (parts.on_gpu() && batch.dp_size > 1) {
+  if (parts.on_gpu() && parts.mesh.stage->size() > 1) {
     log_info("comm    {}", parts.model->symmetric_bytes() > 0
                                ? "GPUs read each other's memory, NCCL for the rest"
                                : "NCCL");

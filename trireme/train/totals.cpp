@@ -23,8 +23,8 @@ size_t stages_in(size_t columns, const Parts& parts) {
 /// Throws for failures of collectives that the device met: they show once the host has waited for it.
 void check_groups(const comm::Mesh& mesh) {
   for (comm::Group* group :
-       {mesh.all.get(), mesh.dp.get(), mesh.pp.get(), mesh.shard.get(), mesh.replicate.get(), mesh.tp.get(),
-        mesh.tp_gradients.get(), mesh.stage.get()}) {
+       {mesh.all.get(), mesh.dp.get(), mesh.pp.get(), mesh.shard.get(), mesh.replicate.get(), mesh.cp.get(),
+        mesh.tp.get(), mesh.tp_gradients.get(), mesh.stage.get()}) {
     group->check();
   }
 }
