@@ -153,6 +153,39 @@ TEST(MeshChoices, AxesBeyondAHostTakeSlowLinks) {
   EXPECT_LT(slow.first, 10.0 * fast.first * 0.999);  // layers do not
 }
 
+/// Four ranks along tp do not divide hosts of six: ranks 4 to 7 are on two hosts.
+TEST(MeshChoices, GroupsOnTwoHostsTakeSlowLinks) {
+  RankSpeed speed = usual_speed(Device::kCpu);
+  const auto slowdown = [&](int64_t host_ranks, int64_t pp, int64_t tp) {
+    speed.host_ranks = host_ranks;
+    const auto seconds = [&](double between) {
+      speed.bytes_between = between;
+      return choice_at(mesh_choices(small_gpt(), 12, Device::kCpu, speed), pp, 1, tp).sending_s;
+    };
+    return seconds(speed.bytes / 10.0) / seconds(speed.bytes);
+  };
+  EXPECT_NEAR(slowdown(6, 3, 4), 10.0, 1e-6);
+  EXPECT_LT(slowdown(6, 6, 2), 9.9);
+  EXPECT_LT(slowdown(4, 3, 4), 9.9);
+  EXPECT_DOUBLE_EQ(slowdown(14, 3, 4), 1.0);  // one host has all of them
+}
+
+TEST(MeshChoices, CountWhatBackwardComputesAgain) {
+  const auto computing = [](Recompute recompute, int64_t every = 1) {
+    Config config = small_gpt();
+    config.memory.recompute = recompute;
+    config.memory.recompute_every = every;
+    return choice_at(choices_of(config, 1), 1, 1, 1).computing_s;
+  };
+  const double once = computing(Recompute::kNone);
+  EXPECT_DOUBLE_EQ(computing(Recompute::kCheap), once);
+  // Of 12 d x d of a block all but the last 4, and attention with T d; of the model also the head with V d.
+  const double d = 64.0, length = 128.0, forward = 8.0 * (24.0 * d * d + 2.0 * length * d) + 2.0 * 256.0 * d,
+               again = 8.0 * (16.0 * d * d + 2.0 * length * d);
+  EXPECT_NEAR(computing(Recompute::kBlock) / once, 1.0 + again / (3.0 * forward), 1e-9);
+  EXPECT_NEAR(computing(Recompute::kBlock, 2) / once, 1.0 + again / (6.0 * forward), 1e-9);
+}
+
 TEST(MeshChoices, ALlamaOf70BillionParametersIsPlannedOn64Gpus) {
   Config config;
   config.model = find_preset("llama-70b").model;

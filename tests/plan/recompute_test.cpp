@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "trireme/base/env.h"
+#include "trireme/plan/model_facts.h"
 
 namespace trireme::plan {
 namespace {
@@ -38,6 +39,30 @@ TEST(SettledRecompute, IsWhatWasAskedFor) {
     EXPECT_EQ(settled({"model.preset=llama-8b", word}), asked);
     EXPECT_EQ(settled({"model.preset=gpt2-124m", word}), asked);
   }
+}
+
+/// Of 32 layers every third: 11. The last product is not computed again, and attention only where it is not
+/// kept.
+TEST(RepeatedFlops, AreThoseOfForwardInBlocksThatAreComputedAgain) {
+  const auto repeated = [](std::vector<std::string> overrides) {
+    overrides.insert(overrides.begin(), {"model.preset=llama-8b", "data.seq_len=4096"});
+    return repeated_flops(with(overrides));
+  };
+  const double products = 2.0 * (4096.0 * 4096.0 * 2.5 + 2.0 * 4096.0 * 14336.0),
+               attention = 2.0 * 4096.0 * 4096.0;
+  EXPECT_EQ(repeated({"memory.recompute=none"}), 0.0);
+  EXPECT_EQ(repeated({"memory.recompute=cheap"}), 0.0);
+  EXPECT_DOUBLE_EQ(repeated({"memory.recompute=block"}), 32.0 * (products + attention));
+  EXPECT_DOUBLE_EQ(repeated({"memory.recompute=all_but_attention"}), 32.0 * products);
+  EXPECT_DOUBLE_EQ(repeated({"memory.recompute=block", "memory.recompute_every=3"}),
+                   11.0 * (products + attention));
+}
+
+TEST(RepeatedFlops, OfImagesAreThoseOfTheirBlocks) {
+  const Config config = with({"model.preset=resnet18-cifar", "memory.recompute=block"});
+  const double forward = describe(config.model, config.data.seq_len).flops_per_token / 3.0;
+  EXPECT_GT(repeated_flops(config), 0.9 * forward);
+  EXPECT_LT(repeated_flops(config), forward);
 }
 
 /// Two norms of 2 * 4096 bytes read and written, and 2 * 14336 bytes of SwiGLU written, in each of 32 layers.

@@ -198,7 +198,7 @@ std::string speed_text(const plan::RankSpeed& speed, int64_t ranks) {
   std::string text = fmt::format("{:g} TFLOP/s and {:g} GB/s a rank", speed.flops / 1e12, speed.bytes / 1e9);
   if (ranks > speed.host_ranks)
     text += fmt::format(", {:g} GB/s between hosts of {} ranks", speed.bytes_between / 1e9, speed.host_ranks);
-  return text;
+  return text + "; the products of matrices count, also those that backward computes again";
 }
 
 std::vector<std::string> sizes_of(const MeshShape& mesh) {

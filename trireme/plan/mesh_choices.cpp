@@ -31,9 +31,16 @@ int64_t span_to(const MeshShape& mesh, Axis axis) {
   return span;
 }
 
+/// Whether no group along `axis` has ranks of two hosts.
+bool stays_within_hosts(const MeshShape& mesh, Axis axis, int64_t host_ranks) {
+  if (mesh.world_size() <= host_ranks) return true;
+  const int64_t span = span_to(mesh, axis);
+  return span <= host_ranks && host_ranks % span == 0;
+}
+
 double seconds_to_send(const AxisBytes& sent, const MeshShape& mesh, const RankSpeed& speed) {
   const auto seconds = [&](int64_t bytes, Axis axis) {
-    const bool within = span_to(mesh, axis) <= speed.host_ranks;
+    const bool within = stays_within_hosts(mesh, axis, speed.host_ranks);
     return static_cast<double>(bytes) / (within ? speed.bytes : speed.bytes_between);
   };
   return seconds(sent.data, Axis::kDpReplicate) + seconds(sent.tp, Axis::kTp) + seconds(sent.cp, Axis::kCp) +
@@ -73,7 +80,8 @@ void weigh(MeshChoice& choice, const Config& given, int64_t ranks, Device device
   const double tokens = static_cast<double>(choice.batch.global_batch) *
                         static_cast<double>(reads_images(config.model.family) ? 1 : config.data.seq_len);
   const ModelFacts whole = describe(config.model, config.data.seq_len, config.precision, config.memory);
-  choice.computing_s = whole.flops_per_token * tokens / static_cast<double>(ranks) / speed.flops;
+  const double flops = whole.flops_per_token + repeated_flops(config);
+  choice.computing_s = flops * tokens / static_cast<double>(ranks) / speed.flops;
   choice.idle_s = choice.computing_s * choice.idle / (1.0 - choice.idle);
   choice.sending_s = seconds_to_send(choice.sent, choice.mesh, speed);
 }
