@@ -100,6 +100,19 @@ TEST(PlanPlacements, ListsEveryParameterOfEveryStage) {
   EXPECT_EQ(names.size(), 2u + 8 * 12 + 2);
 }
 
+/// Where a run goes on without FP8, its bytes are those of bf16.
+TEST(PlanPlacements, CountInThePrecisionOfTheRun) {
+  const auto ranks = [](const Words& fp8) {
+    return FrontProcess()
+        .run(Words{"plan", "placements", "-n", "2", "--device=cpu", "--model.preset=llama-tiny",
+                   "--precision.compute=bf16", "--json"} +
+             fp8)
+        .json()["ranks"];
+  };
+  EXPECT_EQ(ranks({"--precision.fp8=tensorwise", "--precision.fp8_fallback=bf16"}),
+            ranks({"--precision.fp8=off"}));
+}
+
 TEST(PlanPlacements, ShowsOneRank) {
   const FrontProcess front;
   const auto json =

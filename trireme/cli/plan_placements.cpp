@@ -11,6 +11,7 @@
 #include "trireme/cli/front.h"
 #include "trireme/cli/train_job.h"
 #include "trireme/cli/words.h"
+#include "trireme/plan/fp8.h"
 #include "trireme/plan/held_parameters.h"
 #include "trireme/report/table.h"
 
@@ -48,7 +49,8 @@ HeldTotals totals_of(const RankPlacements& rank) {
   return totals;
 }
 
-/// Those of `rank`, or of the first rank of each place in the pipeline.
+/// Those of `rank`, or of the first rank of each place in the pipeline, in the precision that the run will
+/// have.
 std::vector<RankPlacements> placements_of(const PreparedJob& job, std::optional<int64_t> rank) {
   const RunPlan& run = job.plan;
   if (rank && (*rank < 0 || *rank >= run.ranks)) {
@@ -56,11 +58,11 @@ std::vector<RankPlacements> placements_of(const PreparedJob& job, std::optional<
                       run.ranks - 1);
   }
   const int64_t stage_ranks = run.ranks / run.mesh.size(plan::Axis::kPp);
+  const plan::Config config = plan::with_possible_fp8(job.config.config, run.device, run.batch);
   std::vector<RankPlacements> all;
   for (int64_t first = rank.value_or(0); first < run.ranks; first += stage_ranks) {
-    all.push_back(
-        {first, plan::held_parameters(job.config.config, run.mesh,
-                                      run.pipeline.value_or(plan::PipelinePlan()), run.device, first)});
+    all.push_back({first, plan::held_parameters(config, run.mesh, run.pipeline.value_or(plan::PipelinePlan()),
+                                                run.device, first)});
     if (rank) break;
   }
   return all;
