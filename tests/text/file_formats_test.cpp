@@ -96,6 +96,16 @@ TEST_F(FileFormats, TiktokensOfAKnownNameHaveSpecialTokens) {
   EXPECT_EQ(qwen.decode(qwen.encode("e\u0301")), "\u00e9");
 }
 
+/// Under another name the same ranks are another tokenizer.
+TEST_F(FileFormats, TheDigestOfTiktokensHasTheirName) {
+  const auto digest = [&](const std::string& name) {
+    return tokenizer_digest(scratch_.write(name, "IQ== 0\n"));
+  };
+  EXPECT_NE(digest("r50k_base.tiktoken"), digest("cl100k_base.tiktoken"));
+  EXPECT_EQ(digest("r50k_base.tiktoken"), digest("elsewhere/r50k_base.tiktoken"));
+  EXPECT_EQ(digest("a.json"), digest("b.json"));
+}
+
 TEST_F(FileFormats, TiktokensThatAreNotKnownAreRefused) {
   EXPECT_THROW(load_tokenizer(scratch_.write("mine.tiktoken", ranks())), ConfigError);
   EXPECT_THROW(load_tokenizer(scratch_.write("p50k_base.tiktoken", ranks() + "YWJjZGVmZw== 50256\n")),

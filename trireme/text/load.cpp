@@ -31,6 +31,11 @@ std::vector<std::string> files_in(const fs::path& folder) {
       folder.string());
 }
 
+/// The name of such a file decides how words are cut, and which special tokens there are.
+bool is_tiktoken(std::string_view file) {
+  return file.ends_with(".tiktoken");
+}
+
 }  // namespace
 
 std::vector<std::string> tokenizer_files(const std::string& path) {
@@ -45,18 +50,21 @@ std::vector<std::string> tokenizer_files(const std::string& path) {
 Tokenizer load_tokenizer(const std::string& path) {
   const std::vector<std::string> files = tokenizer_files(path);
   if (files.size() == 2) return tokenizer_from_gpt2(files[0], files[1]);
-  if (files[0].ends_with(".tiktoken")) return tokenizer_from_tiktoken(files[0]);
+  if (is_tiktoken(files[0])) return tokenizer_from_tiktoken(files[0]);
   return files[0].ends_with(".model") ? tokenizer_from_sentencepiece(files[0])
                                       : tokenizer_from_json(files[0]);
 }
 
 std::string tokenizer_digest(const std::string& path) {
   StreamingHash hash;
-  for (const std::string& file : tokenizer_files(path)) {
-    const std::string bytes = read_bounded(file);
+  const auto add = [&hash](const std::string& bytes) {
     const uint64_t size = bytes.size();  // so that two files do not run into each other
     hash.update(&size, sizeof size);
     hash.update(bytes.data(), bytes.size());
+  };
+  for (const std::string& file : tokenizer_files(path)) {
+    if (is_tiktoken(file)) add(fs::path(file).stem().string());
+    add(read_bounded(file));
   }
   return hex64(hash.digest());
 }

@@ -18,7 +18,8 @@ Tokenizer load_tokenizer(const std::string& path);
 /// The files that load_tokenizer() reads. Throws ConfigError where there are none.
 std::vector<std::string> tokenizer_files(const std::string& path);
 
-/// XXH3-64 of the contents of tokenizer_files(), in hexadecimal: other tokenizers have other ones.
+/// XXH3-64 of the contents of tokenizer_files(), in hexadecimal: other tokenizers have other ones. Names do
+/// not count, but for that of a .tiktoken file, which says as much about its tokens as its contents.
 std::string tokenizer_digest(const std::string& path);
 
 /// "gpt2.json (0123456789abcdef)": the last part of the path, and the digest.
