@@ -3,8 +3,10 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <iterator>
 
 #include "tests/cli/front_process.h"
+#include "trireme/base/error.h"
 #include "trireme/base/file.h"
 
 namespace trireme::cli {
@@ -99,10 +101,39 @@ TEST_F(TrainTokenizer, ReplacesOnlyAFileThatIsNamed) {
   EXPECT_EQ(front_.run(words).code, 0);
   const Outcome again = front_.run(words);
   EXPECT_EQ(again.code, 2);
-  EXPECT_TRUE(contains(again.err, "tokenizer.json exists here already\nhint: name the file")) << again.err;
+  EXPECT_TRUE(contains(again.err, "tokenizer.json exists already\nhint: name the file")) << again.err;
   EXPECT_EQ(front_.run(words + Words{"--out", "tokenizer.json"}).code, 0);
   EXPECT_EQ(front_.run(words + Words{"--out", "more"}).code, 0);
   EXPECT_TRUE(fs::exists(front_.file("more/tokenizer.json")));
+  for (const char* folder : {"more", "more/"}) {
+    const Outcome there = front_.run(words + Words{"--out", folder});
+    EXPECT_EQ(there.code, 2);
+    EXPECT_TRUE(contains(there.err, "more/tokenizer.json exists already")) << there.err;
+  }
+  EXPECT_EQ(front_.run(words + Words{"--out", "more/tokenizer.json"}).code, 0);
+}
+
+TEST_F(TrainTokenizer, MakesTheFolderThatASlashEnds) {
+  const Outcome outcome =
+      front_.run({"data", "train-tokenizer", "a.txt", "--vocab=260", "--out", "new/deep/"});
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_TRUE(fs::is_regular_file(front_.file("new/deep/tokenizer.json")));
+  const auto entries = fs::directory_iterator(front_.file("new/deep"));
+  EXPECT_EQ(std::distance(begin(entries), end(entries)), 1) << "nothing is left of the trial";
+}
+
+/// A text that cannot be read tells whether the output was tried before.
+TEST_F(TrainTokenizer, TriesTheOutputBeforeItCounts) {
+  write_file_atomic(front_.file("broken.jsonl"), "{\"text\": \n");
+  const Words words = {"data", "train-tokenizer", "broken.jsonl", "--out"};
+  EXPECT_EQ(front_.run(words + Words{"t.json"}).code, 7);
+  EXPECT_FALSE(fs::exists(front_.file("t.json")));
+  const Outcome in_file = front_.run(words + Words{"a.txt/t.json"});
+  EXPECT_EQ(in_file.code, static_cast<int>(ExitCode::kEnvironment)) << in_file.err;
+  EXPECT_TRUE(contains(in_file.err, "a.txt")) << in_file.err;
+  const Outcome nowhere = front_.run(words + Words{"/proc/t.json"});
+  EXPECT_EQ(nowhere.code, static_cast<int>(ExitCode::kEnvironment)) << nowhere.err;
+  EXPECT_TRUE(contains(nowhere.err, "[cli.data] /proc/t.json cannot be written")) << nowhere.err;
 }
 
 /// JSON Lines with the documents of `more`.
@@ -146,6 +177,13 @@ TEST_F(DataText, ARunKeepsTheFieldWithTheWholePath) {
       front_.run({"train", "--data.path=d.jsonl#body", "--device=cpu", "-n", "1", "--dry-run"});
   EXPECT_EQ(none.code, 2);
   EXPECT_TRUE(contains(none.err, "d.jsonl does not exist")) << none.err;
+}
+
+TEST_F(DataText, AFieldWithoutAFileIsRefused) {
+  const Outcome outcome = front_.run({"train", "--data.path=#body", "--device=cpu", "-n", "1", "--dry-run"});
+  EXPECT_EQ(outcome.code, 2) << outcome.err;
+  EXPECT_TRUE(contains(outcome.err, "data.path=#body names a field of JSON Lines, but no file"))
+      << outcome.err;
 }
 
 TEST_F(Inspect, ShowsTheTokensOfTraining) {
@@ -194,6 +232,9 @@ TEST_F(Inspect, RefusesWhatTrainingRefuses) {
   refused({"nowhere"}, "there is no nowhere");
   refused({"a.txt", "--data.tokenizer=none.json"}, "none.json does not exist");
   refused({"a.txt", "--windows=-1"}, "not in range");
+  write_file_atomic(front_.file("ends.txt"), "<|endoftext|>\n<|endoftext|>\n");
+  refused({"ends.txt"}, "ends.txt (28 B) has no documents; name a text");
+  refused({"ends.txt", "--json"}, "has no documents");
 }
 
 }  // namespace

@@ -9,6 +9,7 @@
 #include <span>
 
 #include "trireme/base/cores.h"
+#include "trireme/base/error.h"
 #include "trireme/base/log.h"
 #include "trireme/base/text.h"
 #include "trireme/base/utf8.h"
@@ -271,6 +272,10 @@ int inspect(const InspectOptions& options, const Front& front) {
   CorpusText corpus({source_of(options.path)});
   const Inspection found =
       Inspector(corpus, *tokenizer, static_cast<size_t>(options.windows) * seq_len).run();
+  if (found.documents == 0) {
+    throw ConfigError("[cli.data] {} ({}) has no documents; name a text with more than lines {}",
+                      options.path, bytes_text(corpus.bytes()), data::kSeparatorLine);
+  }
   if (const std::string note = corpus.not_utf8_note(); !note.empty()) {
     log_warning("{}; {}", note,
                 tokenizer->cuts_anywhere() ? "bytes are used as they are" : "such bytes are read as U+FFFD");

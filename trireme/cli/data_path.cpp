@@ -54,6 +54,10 @@ void settle_data_path(plan::Config& config, const std::string& config_file) {
   if (config.data.path.empty()) throw ConfigError("[cli.data] data.path is empty; {}", fix);
   const auto [named, field] =
       images ? data::TextPath{config.data.path, ""} : data::parse_text_path(config.data.path);
+  if (named.empty()) {
+    throw ConfigError("[cli.data] data.path={} names a field of JSON Lines, but no file before the #; {}",
+                      config.data.path, fix);
+  }
   const fs::path given = named;
   const fs::path path = fs::absolute(given).lexically_normal();
   std::error_code ignored;

@@ -1,12 +1,18 @@
 // trireme data train-tokenizer: byte-level BPE learned from texts.
+#include <unistd.h>
+
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <cerrno>
 #include <cstdio>
+#include <cstdlib>
 #include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
 
 #include "trireme/base/cores.h"
+#include "trireme/base/descriptor.h"
+#include "trireme/base/error.h"
 #include "trireme/base/file.h"
 #include "trireme/base/log.h"
 #include "trireme/base/text.h"
@@ -30,7 +36,7 @@ constexpr const char* kUsualFile = "tokenizer.json";
 
 struct TrainTokenizerOptions {
   std::vector<std::string> texts, special;
-  std::string out;  ///< empty: kUsualFile, which must not be there
+  std::string out;  ///< empty or a folder: kUsualFile there, which must not exist
   int64_t vocab = 4096;
   int64_t threads = usable_cores();
   bool json = false;
@@ -82,10 +88,26 @@ std::vector<std::string> special_tokens(std::vector<std::string> wanted) {
 /// Where the result goes. A file that the user has not named is not replaced.
 std::string settle_out(const std::string& out) {
   std::error_code ignored;
-  if (!out.empty()) return fs::is_directory(out, ignored) ? (fs::path(out) / kUsualFile).string() : out;
-  if (!fs::exists(kUsualFile, ignored)) return kUsualFile;
-  throw UsageError(fmt::format("[cli.data] {} exists here already", kUsualFile),
+  if (!out.empty() && !out.ends_with('/') && !fs::is_directory(out, ignored)) return out;
+  const std::string file = (fs::path(out) / kUsualFile).string();
+  if (!fs::exists(file, ignored)) return file;
+  throw UsageError(fmt::format("[cli.data] {} exists already", file),
                    "name the file to write with --out FILE");
+}
+
+/// Makes the folder of `path` and tries to write there, so that hours of work do not end in an error.
+void prepare_out(const std::string& path) {
+  if (is_special_file(path)) return;
+  const std::string target = follow_links(path);
+  if (const fs::path folder = fs::path(target).parent_path(); !folder.empty())
+    make_directories(folder.string());
+  std::string trial = target + ".XXXXXX";
+  const Descriptor file(::mkstemp(trial.data()));
+  if (!file) {
+    throw EnvironmentError("[cli.data] {} cannot be written: {}; name another file with --out FILE", path,
+                           errno_text(errno));
+  }
+  ::unlink(trial.c_str());
 }
 
 text::TrainedBpe learn(const std::vector<text::WordCount>& words, const TrainTokenizerOptions& options) {
@@ -111,12 +133,6 @@ WordFigures figures_of(const std::vector<text::WordCount>& words) {
   return figures;
 }
 
-void write_tokenizer(const std::string& path, const text::TrainedBpe& trained) {
-  if (const fs::path folder = fs::path(path).parent_path(); !folder.empty())
-    make_directories(folder.string());
-  write_file_atomic(path, text::tokenizer_json(trained));
-}
-
 void say_shortage(const text::TrainedBpe& trained, int64_t vocab) {
   const auto tokens = static_cast<int64_t>(trained.tokens.size());
   if (tokens == vocab) return;
@@ -132,6 +148,7 @@ int train_tokenizer(const TrainTokenizerOptions& options) {
   std::vector<data::Source> sources;
   for (const std::string& path : options.texts) sources.push_back(source_of(path));
   CorpusText corpus(std::move(sources));
+  prepare_out(out);
   const std::vector<text::WordCount> words = words_in(corpus, options.threads);
   if (words.empty()) {
     throw ConfigError("[cli.data] the texts ({}) have no words; name texts with more than lines {}",
@@ -141,7 +158,7 @@ int train_tokenizer(const TrainTokenizerOptions& options) {
     log_warning("{}; such bytes are read as U+FFFD", note);
   const text::TrainedBpe trained = learn(words, options);
   say_shortage(trained, options.vocab);
-  write_tokenizer(out, trained);
+  write_file_atomic(out, text::tokenizer_json(trained));
   const WordFigures figures = figures_of(words);
   const double bytes_per_token =
       static_cast<double>(figures.bytes) / static_cast<double>(trained.text_tokens);
@@ -182,7 +199,7 @@ void add_data_train_tokenizer(CLI::App& data, Front& front) {
                    with_default("Tokens, special ones and 256 bytes included", options->vocab))
       ->option_text("N")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 24));
-  verb->add_option("--out", options->out, "File to write (default: tokenizer.json, if there is none)")
+  verb->add_option("--out", options->out, "File to write, or folder for a new tokenizer.json (default: here)")
       ->option_text("FILE");
   verb->add_option(
           "--special", options->special,
@@ -197,7 +214,10 @@ void add_data_train_tokenizer(CLI::App& data, Front& front) {
   verb->footer(
       "Words are cut as GPT-2 cuts them. The merges are those that Python's tokenizers learns, on any "
       "number\n"
-      "of threads. Train with --data.tokenizer=FILE; 'trireme data inspect' shows what it makes of a text.\n"
+      "of threads, unless a document has 1 MiB without white space behind a letter or sign of ASCII: there "
+      "it\n"
+      "is cut inside a word, once per MiB.\n"
+      "Train with --data.tokenizer=FILE; 'trireme data inspect' shows what it makes of a text.\n"
       "Example:\n"
       "  trireme data train-tokenizer my_text/ --vocab 8192 --out my_tokenizer.json");
   verb->callback([options, &front] { front.action = [options] { return train_tokenizer(*options); }; });

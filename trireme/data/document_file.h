@@ -16,9 +16,10 @@ namespace trireme::data {
 
 class DocumentFile {
  public:
-  /// `while_reading` is called at least once for each 16 MiB that are read for a document. Throws DataError
-  /// when the file cannot be read or has another size than when it was listed, EnvironmentError when this
-  /// build cannot unpack it.
+  /// `while_reading` is called at least once for each 16 MiB that are searched for the end of a document, and
+  /// for each MiB that packed JSON Lines unpack to, but not for JSON Lines that are not packed. Throws
+  /// DataError when the file cannot be read or has another size than when it was listed, EnvironmentError
+  /// when this build cannot unpack it.
   DocumentFile(
       const Source& source, const SourceFile& file, std::function<void()> while_reading = [] {});
   DocumentFile(const DocumentFile&) = delete;
