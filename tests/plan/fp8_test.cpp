@@ -95,11 +95,11 @@ TEST(Fp8Plan, ShapesThatAreNoMultipleAreNamed) {
   EXPECT_THAT(obstacle({"model.d_model=128", "model.d_ff=500"}, 4),
               HasSubstr("mlp.c_fc.weight is 128 x 500"));
   EXPECT_THAT(obstacle({"model.d_model=128", "data.seq_len=33"}, 3),
-              HasSubstr("3 x 33 = 99 tokens, which must be a multiple of 16"));
+              HasSubstr("3 x 33 = 99 tokens on a rank, which must be a multiple of 16"));
   auto blocks = fits;
   blocks.emplace_back("precision.fp8=blockwise");
   EXPECT_EQ(obstacle(blocks, 2), "");
-  EXPECT_THAT(obstacle(blocks, 1), HasSubstr("64 tokens, which must be a multiple of 128"));
+  EXPECT_THAT(obstacle(blocks, 1), HasSubstr("64 tokens on a rank, which must be a multiple of 128"));
   const Config off = given({"model.d_model=120", "model.n_heads=4"});
   EXPECT_EQ(fp8_obstacle(off, facts_of(off), 1), "") << "without FP8 every shape will do";
 }
