@@ -1,5 +1,6 @@
-// Ranks along tp and cp on GPUs learn what one GPU learns: in fp32. One process a GPU; skipped where there
-// are too few. Built for two GPUs and for four.
+// Ranks along tp and cp on GPUs learn what one GPU learns, in fp32 and, with blocks computed again, in bf16.
+// One process a GPU; skipped where there are too few. Built for two GPUs and for four.
+#include <cmath>
 #include <cstdlib>
 
 #include "tests/comm/gpu_ranks.h"
@@ -63,8 +64,41 @@ class GpuTensorParallel : public StagedTest, public ::testing::WithParamInterfac
           expect_near(many, one,
                       fmt::format("{}, pp {} cp {} tp {}", config_.model.family, axes.pp, axes.cp, axes.tp));
       }
+      compare_in_bf16(world, one);
     }
     return HasFailure() ? 1 : 0;
+  }
+
+  /// Relative, over the weights of all parameters together.
+  static double distance(const Outcome& got, const Outcome& wanted) {
+    double difference = 0.0, size = 0.0;
+    for (const auto& [name, weight] : wanted.weights) {
+      difference += (got.weights.at(name) - weight).to(at::kDouble).square().sum().item<double>();
+      size += weight.to(at::kDouble).square().sum().item<double>();
+    }
+    return std::sqrt(difference / size);
+  }
+
+  /// No further from one GPU than that is from `exact`, its weights in fp32. Biases are where notes of
+  /// kernels are lost.
+  void compare_in_bf16(const std::shared_ptr<comm::World>& world, const Outcome& exact) {
+    config_.precision.compute = plan::Dtype::kBf16;
+    config_.memory.recompute = plan::Recompute::kBlock;
+    Outcome one;
+    if (world->rank() == 0)
+      one = outcome_on(comm::World::join_store(c10::make_intrusive<c10d::HashStore>(), 0, 1,
+                                               c10::Device(c10::kCUDA, 0), /*timeout_s=*/60.0),
+                       {1, 1, 1});
+    const Outcome many = outcome_on(world, {1, 1, 2});
+    config_.precision.compute = plan::Dtype::kFp32;
+    config_.memory.recompute = plan::Config().memory.recompute;
+    if (world->rank() != 0) return;
+    EXPECT_LE(distance(many, one), 1.5 * distance(one, exact)) << plan::name(config_.model.family);
+    for (const auto& [name, weight] : one.weights) {
+      if (!name.ends_with("c_proj.bias")) continue;
+      EXPECT_LE((many.weights.at(name) - weight).norm().item<double>(), 0.2 * weight.norm().item<double>())
+          << name;
+    }
   }
 
   int64_t port_ = test::free_port();
