@@ -8,7 +8,9 @@
 #include <vector>
 
 #include "trireme/base/error.h"
+#include "trireme/plan/batch.h"
 #include "trireme/plan/flat_layout.h"
+#include "trireme/plan/memory.h"
 #include "trireme/plan/stages.h"
 
 namespace trireme::plan {
@@ -123,6 +125,28 @@ TEST(TensorSplit, AWholeModelIsItsOwnPart) {
     for (const ParamSpec& param : same.units[unit].params) EXPECT_EQ(param.part, Part()) << param.name;
   }
   EXPECT_EQ(split_obstacle(model, 1), "");
+}
+
+/// Products for weights that wait take the input of both first layers and the gradient of both last ones, of
+/// all rows, and what is between them, of a rank's features.
+TEST(TensorSplit, KeepsAllRowsBetweenTheHalvesOfABackwardPass) {
+  Config config;
+  config.model = model_of(ModelFamily::kLlama, 8, false);
+  config.model.n_layers = 4;
+  config.data.seq_len = 16;
+  config.train.global_batch = 8;
+  config.train.micro_batch = 2;
+  config.precision.compute = Dtype::kFp32;
+  config.parallel.pp = config.parallel.tp = 2;
+  config.pipeline.schedule = ScheduleName::kZbH1;
+  const MeshShape mesh = MeshShape::fit(config.parallel, 4);
+  const BatchPlan batch = plan_batch(config, mesh);
+  const ModelFacts facts = describe(config.model, 16, config.precision, config.memory, {2, 0});
+  const StepProgram program = config_program(
+      config, facts, batch, engine_setting(config, mesh, batch.accumulation, Device::kCpu), /*pp_rank=*/0);
+  constexpr int64_t kTokens = 2 * 16, kWidth = 48, kHeads = 48, kFeatures = 104;
+  EXPECT_EQ(program.units[1].between_halves_bytes,
+            kTokens * 4 * (4 * kWidth + (2 * kHeads + 2 * kHeads + 3 * kFeatures) / 2));
 }
 
 TEST(TensorSplit, SaysWhichNumbersOfRanksShareAModel) {

@@ -125,6 +125,17 @@ std::vector<int64_t> boundaries_of(const Config& config, const ModelFacts& facts
   return bytes;
 }
 
+/// How often ranks along tp gather rows for the cut layers of a unit in its backward pass: the input of those
+/// that make features, and the gradient of the output of those that use them up.
+int64_t entered_and_left(const UnitSpec& unit) {
+  int64_t layers = 0;
+  for (const BlockLayer layer : {BlockLayer::kQkv, BlockLayer::kAttentionOutput, BlockLayer::kFeedForwardIn,
+                                 BlockLayer::kFeedForwardOut})
+    layers +=
+        std::ranges::any_of(unit.params, [layer](const ParamSpec& param) { return param.layer == layer; });
+  return layers;
+}
+
 /// The units of stage `index`, the root first, with the bytes that each keeps of a micro-batch. A stage's
 /// output waits for backward where it is also the input of this rank's next stage; tensors from other ranks
 /// are in receive buffers, the gradient of the last block's output included. The final norm keeps its input.
@@ -133,6 +144,8 @@ std::vector<ProgramUnit> units_of_program(const std::vector<UnitSpec>& units, co
                                           const EngineSetting& setting, const Schedule& schedule,
                                           int64_t index) {
   const double tokens = tokens_of_rank(config, facts, batch);
+  // Between the halves of a backward pass a rank keeps all rows that it has gathered.
+  const double tokens_of_others = tokens * static_cast<double>(facts.split.ranks - 1);
   const int64_t width = config.model.d_model * bytes_of(config.precision.compute);
   if (schedule.is_head_part(index)) return units_of_head_part(units, config, batch, setting);
   if (reads_images(config.model.family)) return units_of_images(units, batch, setting);
@@ -148,7 +161,9 @@ std::vector<ProgramUnit> units_of_program(const std::vector<UnitSpec>& units, co
   std::vector<ProgramUnit> result = program_units(units, setting);
   for (size_t i = 0; i < result.size(); ++i) {
     result[i].activation_bytes = at_most_62_bits(tokens * static_cast<double>(kept[i].saved));
-    result[i].between_halves_bytes = at_most_62_bits(tokens * static_cast<double>(kept[i].between_halves));
+    result[i].between_halves_bytes =
+        at_most_62_bits(tokens * static_cast<double>(kept[i].between_halves) +
+                        static_cast<double>(width * entered_and_left(units[i])) * tokens_of_others);
   }
   return result;
 }
