@@ -312,7 +312,7 @@ TEST_F(TensorParallel, SavesWhatHooksRemember) {
 
 /// Ranks along cp shard parameters, too.
 TEST_F(TensorParallel, ParametersAreReshardedOverRanksAlongCp) {
-  config_.parallel.reshard_after_forward = 2;
+  config_.parallel.reshard_after_forward = {plan::ReshardAfterForward::Kind::kOver, 2};
   on(1, 1, 1, 4);
   const Trained trained = train_on(4);
   config_.parallel.reshard_after_forward = plan::Config().parallel.reshard_after_forward;
