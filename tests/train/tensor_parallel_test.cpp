@@ -1,5 +1,6 @@
 // Ranks along tp have parts of every layer, and train what one process trains: on every mesh, with every
 // policy, schedule and way to recompute.
+#include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
