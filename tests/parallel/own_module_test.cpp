@@ -264,28 +264,33 @@ TEST(OwnModule, WeightsThatLeadOutOfTheRangeOfGradientsAreRefused) {
 }
 
 TEST(OwnModule, AMeshAlongWhichNothingIsSplitIsRefused) {
-  for (const plan::Axis axis : {plan::Axis::kTp, plan::Axis::kCp}) {
-    run_ranks(2, [&](std::shared_ptr<World> world) {
-      std::array<int64_t, plan::kAxes> sizes{};
-      sizes.fill(1);
-      sizes[static_cast<size_t>(axis)] = 2;
-      const comm::Mesh mesh = comm::make_mesh(world, plan::MeshShape(sizes));
-      const std::vector<std::string> words = {std::string(plan::kAxisNames[static_cast<size_t>(axis)]) +
-                                              " of 1"};
-      Net net(7);
-      expect_refusal([&] { parallel::data_parallel(net, mesh); }, words);
-      expect_refusal([&] { parallel::fully_shard(net, mesh); }, words);
-      expect_refusal(
-          [&] {
-            parallel::Pipeline(plan::make_schedule(plan::ScheduleName::k1F1B, {1, 2}), {}, {}, mesh);
-          },
-          words);
-      const auto values = [](const std::string&, const plan::Region&, at::Tensor& out) { out.zero_(); };
-      expect_refusal(
-          [&] { const parallel::DataParallel engine(net, parallel::block_units(net, {}), mesh, {}, values); },
-          words);
-    });
-  }
+  run_ranks(2, [&](std::shared_ptr<World> world) {
+    const comm::Mesh mesh = comm::make_mesh(world, plan::MeshShape({1, 1, 1, 1, 2}));
+    const std::vector<std::string> words = {"2 ranks along tp", "parameter", "is not split", "tp of 1"};
+    Net net(7);
+    expect_refusal([&] { parallel::data_parallel(net, mesh); }, words);
+    expect_refusal([&] { parallel::fully_shard(net, mesh); }, words);
+    const auto values = [](const std::string&, const plan::Region&, at::Tensor& out) { out.zero_(); };
+    expect_refusal(
+        [&] { const parallel::DataParallel engine(net, parallel::block_units(net, {}), mesh, {}, values); },
+        words);
+  });
+}
+
+/// Which tokens they have is their module's affair.
+TEST(OwnModule, RanksAlongCpAreRanksOfData) {
+  std::array<std::string, 2> digests;
+  run_ranks(2, [&](std::shared_ptr<World> world) {
+    const comm::Mesh mesh = comm::make_mesh(world, plan::MeshShape({1, 1, 1, 2, 1}));
+    EXPECT_EQ(mesh.dp->size(), 2);
+    EXPECT_EQ(mesh.dp_rank, 0);
+    const auto rank = static_cast<size_t>(world->rank());
+    Net net(7 + rank);
+    const auto engine = parallel::fully_shard(net, mesh);
+    digests[rank] = parallel::weights_digest(*engine);
+  });
+  EXPECT_EQ(digests[0], digests[1]);
+  EXPECT_NE(digests[0], "");
 }
 
 /// A hook on an activation, an input and a leaf outside of the module see gradients times loss_factor().
