@@ -179,7 +179,8 @@ TEST(MeshChoices, CountWhatBackwardComputesAgain) {
   };
   const double once = computing(Recompute::kNone);
   EXPECT_DOUBLE_EQ(computing(Recompute::kCheap), once);
-  // Of 12 d x d of a block all but the last 4, and attention with T d; of the model also the head with V d.
+  // A block repeats all of its 12 d x d but the last 4, and attention with T d; the model also has a head, V
+  // d.
   const double d = 64.0, length = 128.0, forward = 8.0 * (24.0 * d * d + 2.0 * length * d) + 2.0 * 256.0 * d,
                again = 8.0 * (16.0 * d * d + 2.0 * length * d);
   EXPECT_NEAR(computing(Recompute::kBlock) / once, 1.0 + again / (3.0 * forward), 1e-9);

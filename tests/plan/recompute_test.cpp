@@ -41,8 +41,8 @@ TEST(SettledRecompute, IsWhatWasAskedFor) {
   }
 }
 
-/// Of 32 layers every third: 11. The last product is not computed again, and attention only where it is not
-/// kept.
+/// Every third of 32 layers repeats: 11. The last product is not computed again, and attention only where it
+/// is not kept.
 TEST(RepeatedFlops, AreThoseOfForwardInBlocksThatAreComputedAgain) {
   const auto repeated = [](std::vector<std::string> overrides) {
     overrides.insert(overrides.begin(), {"model.preset=llama-8b", "data.seq_len=4096"});

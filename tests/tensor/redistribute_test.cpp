@@ -135,7 +135,7 @@ TEST(Redistribute, BitsOfASumDoNotDependOnTheWay) {
   for_groups([](Group& group) {
     for (const Shape& shape : {Shape{12, 12}, Shape{7, 5}, Shape{129, 33}}) {
       for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
-        // Of different magnitudes, so that every order of summation rounds to other bits.
+        // Magnitudes differ, so that every order of summation rounds to other bits.
         const at::Tensor local = (whole_numbers(group.rank(), shape).div(7.0).exp() *
                                   std::pow(10.0, static_cast<double>(group.rank() % 3)))
                                      .to(dtype);

@@ -23,11 +23,11 @@ class ByteStream {
   ByteStream() = default;
 };
 
-/// Of a file packed by gzip, with any number of members. Throws EnvironmentError where this build has no
-/// zlib, DataError where the file cannot be read.
+/// The text of a file packed by gzip, with any number of members. Throws EnvironmentError where this build
+/// has no zlib, DataError where the file cannot be read.
 std::unique_ptr<ByteStream> open_gzip(const std::string& path);
 
-/// Of a file packed by zstd, with any number of frames. Throws as open_gzip() does.
+/// The text of a file packed by zstd, with any number of frames. Throws as open_gzip() does.
 std::unique_ptr<ByteStream> open_zstd(const std::string& path);
 
 }  // namespace trireme::data

@@ -108,7 +108,7 @@ struct Restored {
   std::vector<RestoredLinear> linears;
 };
 Restored restore(torch::autograd::AutogradContext& context);
-/// The same of joints alone, number `index` of the context.
+/// Keeps the joints of one layer, the one numbered `index` in the context, and restores them.
 void keep_joints(torch::autograd::AutogradContext& context, const Joints& joints, size_t index = 0);
 Joints kept_joints(torch::autograd::AutogradContext& context, size_t index = 0);
 

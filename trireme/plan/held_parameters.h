@@ -21,7 +21,7 @@ struct HeldParameter {
   Shape whole, held;       ///< shapes
   int64_t stage = 0;
   std::optional<int64_t> cut = {};  ///< the dimension along which ranks have parts; none: all is here
-  /// Of that dimension; of each of `packed` matrices side by side in it, the same places.
+  /// The places that are held of that dimension: the same in each of `packed` matrices side by side in it.
   Range part = {};
   int64_t packed = 1;
   int64_t copies = 1;  ///< ranks along tp that hold these same elements

@@ -45,7 +45,8 @@ struct MeshChoice {
   RankBytes needed = {};  ///< of the rank that needs most
   AxisBytes sent = {};    ///< of the rank that sends most
   double idle = 0.0;      ///< share of the ranks' time that the schedule of the pipeline leaves idle
-  /// Of a step, at the assumed speed. What backward computes again (repeated_flops()) counts as computing.
+  /// The seconds of a step, at the assumed speed. What backward computes again (repeated_flops()) counts as
+  /// computing.
   double computing_s = 0.0, idle_s = 0.0, sending_s = 0.0;
 
   bool works() const { return obstacle.empty(); }

@@ -12,9 +12,9 @@ namespace trireme::plan {
 struct Part {
   Shape whole = {};  ///< the shape of the parameter that this is a box of; empty: there is no larger one
   Shape start = {};  ///< where the box begins in it, or in `view`, one number a dimension
-  /// Of a parameter whose columns are several matrices side by side, with the same columns of each in the
-  /// box: the whole with those matrices as a dimension of their own, and the box in it. Empty: the box has
-  /// the dimensions of what is held.
+  /// Where the columns of a parameter are several matrices side by side, and the box has the same columns of
+  /// each: the shape of the whole with those matrices as a dimension of their own, and the size of the box in
+  /// it. Empty: the box has the dimensions of what is held.
   Shape view = {}, extent = {};
   /// Ranks along tp that hold these same elements and compute with them: the sum of their gradients is the
   /// parameter's, and all update it alike.

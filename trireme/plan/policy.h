@@ -48,7 +48,8 @@ const Policy& find_policy(PolicyName name, Sharding sharding = Sharding::kAuto);
 const Policy& row_of(const ParallelConfig& parallel);
 
 /// The row that a config asks for, with its parallel.reshard_after_forward. parallel.sharding=auto is
-/// hybrid_shard on a mesh with replicas, else full_shard. Throws ConfigError when row and mesh do not fit.
+/// hybrid_shard on a mesh with replicas, else full_shard. Ranks along cp count as ranks along dp_shard.
+/// Throws ConfigError when row and mesh do not fit.
 Policy resolve_policy(const ParallelConfig& parallel, const MeshShape& mesh);
 
 /// Why `hook` cannot be combined with `policy`, and what to do instead; empty: it can.

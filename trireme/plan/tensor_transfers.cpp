@@ -120,8 +120,8 @@ class Adder {
   void add(Action& action, Collective collective, int64_t bytes) const {
     if (bytes > 0) action.transfers.push_back({collective, ranks_, bytes, Along::kTp});
   }
-  /// Of a token, queries, keys and values, and what attention makes of them. Of fewer key and value heads
-  /// than ranks each rank gets one.
+  /// Elements that a token's queries, keys, values and attention's output have together. Where there are
+  /// fewer key and value heads than ranks, each rank gets one.
   static int64_t head_features(const Config& config, const ModelFacts& facts) {
     const ModelConfig model = split_model(complete(config.model, config.data.seq_len), facts.split);
     const int64_t kv_heads = std::max(model.n_kv_heads, facts.split.contexts);

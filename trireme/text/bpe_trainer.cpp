@@ -105,7 +105,7 @@ class Words {
   }
 
   size_t size() const { return words_.size(); }
-  /// Of all words, each as often as it was counted.
+  /// How many tokens all words have, each as often as it was counted.
   int64_t tokens() const {
     int64_t sum = 0;
     for (const Word& word : words_) sum += word.count * static_cast<int64_t>(word.size);
