@@ -92,8 +92,8 @@ TEST(LocalFailure, OneRankMaySpeakForAll) {
 TEST(LocalFailure, ARankThatExplainsItselfIsHeardAloneAndNotThoseThatLostIt) {
   const TempDir dir;
   LocalJob job =
-      explaining(child_job(3, {"0:sleep=0.2", "0:err=error: no memory", "0:exit=4", "1:err=error: lost",
-                               "1:exit=5", "2:sleep=0.6", "2:err=error: lost too", "2:exit=5"}));
+      explaining(child_job(3, {"0:sleep=0.1", "0:err=error: no memory", "0:exit=4", "1:err=error: lost",
+                               "1:exit=5", "2:sleep=1.5", "2:err=error: lost too", "2:exit=5"}));
   job.log_dir = dir.path();
   const Outcome outcome = run(job);
   EXPECT_EQ(outcome.code, 4);
