@@ -19,6 +19,10 @@ WITHOUT_TORCH = {f"trireme/data/{name}" for name in
                   "encode_ahead.cpp", "gzip_stream.cpp", "json_lines.h", "json_lines.cpp", "no_gzip_stream.cpp",
                   "no_zstd_stream.cpp", "progress.h", "source.h", "source.cpp", "tokenizer.h", "tokenizer.cpp",
                   "zstd_stream.cpp")}
+WITHOUT_TORCH |= {f"trireme/bench/{name}" for name in
+                  ("target.h", "target.cpp", "targets/accumulation.cpp", "targets/checkpoints.cpp", "targets/families.h",
+                   "targets/language_model.cpp", "targets/meshes.cpp", "targets/pipelines.cpp", "targets/replicated.cpp",
+                   "targets/scaling.cpp", "targets/sharded.cpp")}
 TORCH = re.compile(r"(ATen|torch|c10|caffe2)/")
 CUDA = re.compile(r"(cuda|cublas|cudnn|nccl|nvtx|cooperative_groups|cub/|thrust/)")
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')

@@ -31,6 +31,7 @@ std::vector<std::vector<std::string>> all_commands() {
                                                     {"bench", "speed"},
                                                     {"bench", "memory"},
                                                     {"bench", "pipeline"},
+                                                    {"bench", "list-targets"},
                                                     {"data", "inspect"},
                                                     {"data", "train-tokenizer"},
                                                     {"lab"},
