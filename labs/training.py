@@ -46,9 +46,9 @@ def numbers(text):
     return found
 
 
-def parsed(parser):
+def parsed(parser, repeats=3):
     """The command line, with --repeats, --out and --trireme too, and as `overrides` what stands behind --."""
-    parser.add_argument("--repeats", type=int, default=3, help="how often all runs are repeated, in turns")
+    parser.add_argument("--repeats", type=int, default=repeats, help="how often all runs are repeated, in turns")
     parser.add_argument("--out", type=pathlib.Path, help="JSON file for the measurements")
     parser.add_argument("--trireme", default=str(ROOT / "trireme.sh"), help="the trireme command (default: that of this project)")
     parser.usage = f"{parser.format_usage().removeprefix('usage: ').rstrip()} [-- arguments of 'trireme train']"
