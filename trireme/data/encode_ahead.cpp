@@ -4,21 +4,27 @@
 #include <chrono>
 #include <utility>
 
+#include "trireme/base/threads.h"
+
 namespace trireme::data {
 namespace {
 
-constexpr size_t kBatchBytes = size_t{1} << 18;  // of text, handed over at once
-constexpr size_t kBytesPerThread = size_t{4} << 20;
+constexpr size_t kBatchBytes = size_t{1} << 20;  // handed over at once
+constexpr size_t kBytesPerThread = size_t{16} << 20;
+constexpr size_t kBytesAboutText = 320;  // twice its entry, as vectors grow, and what allocators add to it
 constexpr auto kSignEvery = std::chrono::milliseconds(100);
 
 }  // namespace
 
+EncodeAhead::EncodeAhead(int64_t threads, std::function<void()> while_waiting)
+    : while_waiting_(std::move(while_waiting)), most_bytes_(kBytesPerThread * static_cast<size_t>(threads)) {}
+
+/// The other constructor has ended before threads start, so that an error ends those that did.
 EncodeAhead::EncodeAhead(const Tokenizer& tokenizer, int64_t threads, std::function<void()> while_waiting)
-    : while_waiting_(std::move(while_waiting)),
-      most_bytes_(kBytesPerThread * static_cast<size_t>(std::max<int64_t>(1, threads))) {
-  for (int64_t i = 0; i < std::max<int64_t>(1, threads); ++i) {
+    : EncodeAhead(std::max<int64_t>(1, threads), std::move(while_waiting)) {
+  start_threads(std::max<int64_t>(1, threads), 1, [&] {
     threads_.emplace_back([this, mine = std::shared_ptr(tokenizer.for_another_thread())] { run(*mine); });
-  }
+  });
 }
 
 EncodeAhead::~EncodeAhead() {
@@ -33,7 +39,7 @@ EncodeAhead::~EncodeAhead() {
 
 void EncodeAhead::add(std::string_view text, Take take) {
   filling_.texts.push_back({.text = std::string(text), .take = std::move(take)});
-  filling_.bytes += text.size();
+  filling_.bytes += text.size() * (1 + sizeof(int32_t)) + kBytesAboutText;
   if (filling_.bytes >= kBatchBytes) hand_over();
 }
 
@@ -42,15 +48,20 @@ void EncodeAhead::finish() {
   while (!in_order_.empty()) take_oldest();
 }
 
+bool EncodeAhead::has_room_for_batch() {
+  const std::lock_guard lock(mutex_);
+  return bytes_ + filling_.bytes <= most_bytes_;
+}
+
 void EncodeAhead::hand_over() {
   if (filling_.texts.empty()) return;
-  while (!in_order_.empty() && bytes_ + filling_.bytes > most_bytes_) take_oldest();
   take_ready();
+  while (!in_order_.empty() && !has_room_for_batch()) take_oldest();
   const auto batch = std::make_shared<Batch>(std::exchange(filling_, {}));
-  bytes_ += batch->bytes;
   in_order_.push_back(batch);
   {
     const std::lock_guard lock(mutex_);
+    bytes_ += batch->bytes;
     to_do_.push_back(batch);
   }
   handed_over_.notify_one();
@@ -69,12 +80,14 @@ void EncodeAhead::take_oldest() {
   const std::shared_ptr<Batch> batch = in_order_.front();
   for (;;) {
     std::unique_lock lock(mutex_);
-    if (ended_.wait_for(lock, kSignEvery, [&] { return batch->over; })) break;
+    if (ended_.wait_for(lock, kSignEvery, [&] { return batch->over; })) {
+      bytes_ -= batch->bytes;
+      break;
+    }
     lock.unlock();
     while_waiting_();
   }
   in_order_.pop_front();
-  bytes_ -= batch->bytes;
   if (batch->failure != nullptr) std::rethrow_exception(batch->failure);
   for (const Text& text : batch->texts) text.take(text.ids);
 }
@@ -88,13 +101,20 @@ void EncodeAhead::run(const Tokenizer& tokenizer) {
     to_do_.pop_front();
     lock.unlock();
     std::exception_ptr failure;
+    size_t bytes = 0;
     try {
-      for (Text& text : batch->texts) text.ids = tokenizer.encode(text.text);
+      for (Text& text : batch->texts) {
+        text.ids = tokenizer.encode(text.text);
+        std::string().swap(text.text);
+        bytes += text.ids.capacity() * sizeof(int32_t) + kBytesAboutText;
+      }
     } catch (...) {
       failure = std::current_exception();
     }
     lock.lock();
     batch->failure = failure;
+    bytes_ -= std::exchange(batch->bytes, bytes);
+    bytes_ += bytes;
     batch->over = true;
     lock.unlock();
     ended_.notify_all();

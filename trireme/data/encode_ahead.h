@@ -25,7 +25,8 @@ class EncodeAhead {
   using Take = std::function<void(std::span<const int32_t> ids)>;
 
   /// `while_waiting` is called ten times a second while there is nothing to take; what it throws ends add()
-  /// and finish(). `tokenizer` must outlive this.
+  /// and finish(). `tokenizer` must outlive this. Goes on with fewer threads where the system has no more;
+  /// throws EnvironmentError where it has none.
   EncodeAhead(const Tokenizer& tokenizer, int64_t threads, std::function<void()> while_waiting);
   EncodeAhead(const EncodeAhead&) = delete;
   EncodeAhead& operator=(const EncodeAhead&) = delete;
@@ -33,8 +34,9 @@ class EncodeAhead {
   ~EncodeAhead();
 
   /// `take` gets the ids, in the order of the texts and in this thread, during a later call or finish().
-  /// Waits until there is room: memory holds 4 MiB of text a thread, or one text that is longer. Throws what
-  /// the tokenizer and those that take threw.
+  /// Waits until there is room: 16 MiB a thread, or one text that is longer, in which a text counts with its
+  /// bytes until it is tokenised, an id for each byte until their number is known, and what is kept about it.
+  /// Throws what the tokenizer and those that take threw.
   void add(std::string_view text, Take take);
   /// Waits until all ids are taken. Call once, last.
   void finish();
@@ -48,24 +50,27 @@ class EncodeAhead {
   /// Short texts go together: a thread is woken for many.
   struct Batch {
     std::vector<Text> texts = {};
-    size_t bytes = 0;
+    size_t bytes = 0;   ///< of memory, at most; from hand_over() on under the mutex
     bool over = false;  ///< under the mutex; from then on the rest is the adding thread's
     std::exception_ptr failure = {};
   };
 
+  EncodeAhead(int64_t threads, std::function<void()> while_waiting);
   void hand_over();
+  bool has_room_for_batch();
   void take_oldest();
   void take_ready();
   bool is_over(const Batch& batch);
   void run(const Tokenizer& tokenizer);
 
   std::function<void()> while_waiting_;
-  size_t most_bytes_, bytes_ = 0;  ///< in in_order_
+  size_t most_bytes_;
   Batch filling_;
   std::deque<std::shared_ptr<Batch>> in_order_;
 
   std::mutex mutex_;
   std::condition_variable handed_over_, ended_;
+  size_t bytes_ = 0;                          ///< under the mutex, in in_order_
   std::deque<std::shared_ptr<Batch>> to_do_;  ///< under the mutex
   bool stopped_ = false;                      ///< under the mutex
   std::vector<std::thread> threads_;

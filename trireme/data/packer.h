@@ -18,9 +18,9 @@ struct PackOptions {
 };
 
 /// Writes train-*.tokens, val-*.tokens and index.json into `folder`, which must be new and empty: the same
-/// bytes on any number of threads, which hold a few MiB of text each, or the longest document. Documents
-/// of a split follow each other in source order with one separator token between two. val_fraction of the
-/// bytes of all documents is held out (held_out.h); at most one document is in both splits, and is cut
+/// bytes on any number of threads, which hold 16 MiB each (encode_ahead.h), or the longest document.
+/// Documents of a split follow each other in source order with one separator token between two. val_fraction
+/// of the bytes of all documents is held out (held_out.h); at most one document is in both splits, and is cut
 /// between two characters. The index says which
 /// text is not UTF-8. Throws DataError when a file cannot be read or
 /// changes meanwhile, EnvironmentError when a write fails.

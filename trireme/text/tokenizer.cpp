@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "trireme/base/error.h"
+#include "trireme/base/threads.h"
 #include "trireme/base/utf8.h"
 #include "trireme/text/unicode.h"
 
@@ -133,11 +134,12 @@ std::vector<std::vector<int32_t>> encode_batch(const Tokenizer& tokenizer,
       next = texts.size();
     }
   };
-  std::vector<std::thread> helpers;
-  for (int64_t i = 1; i < std::min(threads, static_cast<int64_t>(texts.size())); ++i)
-    helpers.emplace_back(work);
-  work();
-  for (std::thread& helper : helpers) helper.join();
+  {
+    std::vector<std::jthread> helpers;  // which are joined in any case
+    const int64_t most = std::min(threads, static_cast<int64_t>(texts.size()));
+    start_threads(most - 1, 0, [&] { helpers.emplace_back(work); });
+    work();
+  }
   if (failure) std::rethrow_exception(failure);
   return ids;
 }

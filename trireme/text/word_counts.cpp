@@ -5,6 +5,7 @@
 #include <mutex>
 #include <unordered_map>
 
+#include "trireme/base/threads.h"
 #include "trireme/base/utf8.h"
 #include "trireme/text/pre_tokenizer.h"
 #include "trireme/text/unicode.h"
@@ -83,8 +84,9 @@ bool is_between_words(std::string_view text, size_t place) {
 std::vector<WordCount> count_words(const NextText& next, int64_t threads) {
   Source source(next);
   std::vector<std::future<WordMap>> helpers;
-  for (int64_t i = 1; i < threads; ++i)
+  start_threads(threads - 1, 0, [&] {
     helpers.push_back(std::async(std::launch::async, [&source] { return source.count(); }));
+  });
   WordMap all = source.count();
   for (auto& helper : helpers) add_counts(all, helper.get());
   std::vector<WordCount> words;

@@ -17,6 +17,7 @@
 
 #include "trireme/base/error.h"
 #include "trireme/base/log.h"
+#include "trireme/base/threads.h"
 #include "trireme/data/images/codec.h"
 #include "trireme/data/sampler.h"
 
@@ -237,8 +238,8 @@ class ImageLoader::Impl {
   Impl(std::shared_ptr<const ImageSet> images, const ImageLoaderOptions& options)
       : images_(std::move(images)), options_(options), reader_(images_, options_) {
     taken_ = begun_ = options_.first_step * most_passes(options_);
-    for (int64_t thread = 0; thread < options_.threads; ++thread)
-      threads_.emplace_back([this](const std::stop_token& stop) { run(stop); });
+    start_threads(options_.threads, 1,
+                  [this] { threads_.emplace_back([this](const std::stop_token& stop) { run(stop); }); });
   }
 
   Batch next() {
