@@ -17,9 +17,9 @@
 namespace trireme::cli {
 namespace {
 
-const std::vector<std::string> kVerbs = {"train",  "generate", "doctor",   "plan",   "presets",
-                                         "config", "version",  "bench",    "ckpt",   "data",
-                                         "launch", "lab",      "pipeline", "report", "sweep"};
+const std::vector<std::string> kVerbs = {"train",  "generate", "eval",   "doctor", "plan", "presets",
+                                         "config", "version",  "bench",  "ckpt",   "data", "launch",
+                                         "lab",    "pipeline", "report", "sweep"};
 
 /// Every way to ask for help: the command, its verbs, and their subcommands.
 std::vector<std::vector<std::string>> all_commands() {
@@ -144,6 +144,7 @@ TEST(Usage, MistakesExitWithTwoAndSayWhatIsNear) {
       {{"train", "--train.steps"}, "--train.steps has no value", "--train.steps=VALUE"},
       {{"train", "--train.steps", "--dry-run"}, "--train.steps has no value", "--train.steps=VALUE"},
       {{"generate"}, "RUN", "trireme generate --help"},
+      {{"eval"}, "RUN", "trireme eval --help"},
       {{"config", "shwo"}, "'shwo'", "did you mean 'show'?"},
       {{"config"}, "subcommand", "trireme config --help"},
       {{"config", "keys", "--train.steps=3"}, "unknown option '--train.steps'", "trireme config keys --help"},

@@ -18,21 +18,17 @@
 #include "trireme/checkpoint/new_folder.h"
 #include "trireme/checkpoint/unfinished.h"
 #include "trireme/cli/ckpt.h"
+#include "trireme/cli/data_path.h"
 #include "trireme/cli/front.h"
 #include "trireme/cli/weights.h"
 #include "trireme/plan/hugging_face.h"
 #include "trireme/report/run_dir.h"
-#include "trireme/text/load.h"
 
 namespace trireme::cli {
 namespace {
 
 namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;
-
-/// The sequence length of an imported model: one for which a fine-tuning run can be expected to have memory.
-/// --data.seq_len overrides it.
-constexpr int64_t kUsualLength = 1024;
 
 struct ImportOptions {
   std::string folder, name;
@@ -49,23 +45,6 @@ std::string name_of(const ImportOptions& options) {
 /// Checks a name by the rule for the key `name`.
 std::string checked_name(const std::string& name) {
   return plan::load({.path = "", .text = "", .overrides = {"name=" + name}}, Environment()).config.name;
-}
-
-/// Why data.tokenizer cannot be the tokenizer in `folder`; empty: it can.
-std::string why_no_tokenizer(const std::string& folder, const plan::ModelConfig& model) {
-  if (!checkpoint::carried_files(folder).make_tokenizer())
-    return "there is no tokenizer.json, no tokenizer.model and not both vocab.json and merges.txt";
-  try {
-    const text::Tokenizer tokenizer = text::load_tokenizer(folder);
-    text::end_token(tokenizer);  // which must be there, to separate documents
-    std::vector<int32_t> ids;
-    text::Encoder(tokenizer).encode("a", ids);  // needs all libraries that it asks for
-    if (tokenizer.vocab_size() <= model.vocab_size) return {};
-    return fmt::format("its {} tokens are more than the model's {}", with_commas(tokenizer.vocab_size()),
-                       with_commas(model.vocab_size));
-  } catch (const Error& error) {
-    return error.what();
-  }
 }
 
 /// `root`: where the run is going to be. `speaks`: the tokenizer of the folder.

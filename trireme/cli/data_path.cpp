@@ -10,6 +10,7 @@
 #include "trireme/base/file.h"
 #include "trireme/base/log.h"
 #include "trireme/base/text.h"
+#include "trireme/checkpoint/model_folder.h"
 #include "trireme/data/source.h"
 #include "trireme/plan/config_files.h"
 #include "trireme/plan/pipeline.h"
@@ -120,6 +121,22 @@ void settle_tokenizer(plan::ResolvedConfig& resolved, const std::string& config_
         "[cli.data] model.vocab_size={} ({}) is too small for data.tokenizer={}, which makes {} tokens; set "
         "model.vocab_size to {} or more",
         config.model.vocab_size, origin, tokenizer, with_commas(loaded.vocab_size()), loaded.vocab_size());
+  }
+}
+
+std::string why_no_tokenizer(const std::string& folder, const plan::ModelConfig& model) {
+  if (!checkpoint::carried_files(folder).make_tokenizer())
+    return "there is no tokenizer.json, no tokenizer.model and not both vocab.json and merges.txt";
+  try {
+    const text::Tokenizer tokenizer = text::load_tokenizer(folder);
+    text::end_token(tokenizer);  // which must be there, to separate documents
+    std::vector<int32_t> ids;
+    text::Encoder(tokenizer).encode("a", ids);  // needs all libraries that it asks for
+    if (tokenizer.vocab_size() <= model.vocab_size) return {};
+    return fmt::format("its {} tokens are more than the model's {}", with_commas(tokenizer.vocab_size()),
+                       with_commas(model.vocab_size));
+  } catch (const Error& error) {
+    return error.what();
   }
 }
 

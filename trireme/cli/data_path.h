@@ -20,6 +20,10 @@ void settle_data_path(plan::Config& config, const std::string& config_file);
 /// DataError and EnvironmentError where its files cannot be read.
 void settle_tokenizer(plan::ResolvedConfig& resolved, const std::string& config_file);
 
+/// Why data.tokenizer of `model` cannot be the tokenizer that came with it in the folder of Hugging Face;
+/// empty: it can.
+std::string why_no_tokenizer(const std::string& folder, const plan::ModelConfig& model);
+
 /// Throws EnvironmentError where the data of `config` has to be prepared in the cache folder, and nothing can
 /// be written there: ranks would find that only after they have met.
 void check_cache_folder(const plan::Config& config, const Environment& environment);

@@ -43,6 +43,7 @@ struct Front {
 void add_train(CLI::App& app, Front& front);
 void add_launch(CLI::App& app, Front& front);
 void add_generate(CLI::App& app, Front& front);
+void add_eval(CLI::App& app, Front& front);
 void add_bench(CLI::App& app, Front& front);
 void add_bench_images(CLI::App& bench, Front& front);
 void add_bench_memory(CLI::App& bench, Front& front);

@@ -5,7 +5,6 @@
 #include "trireme/cli/child.h"
 #include "trireme/cli/front.h"
 #include "trireme/cli/weights.h"
-#include "trireme/plan/model_family.h"
 
 namespace trireme::cli {
 namespace {
@@ -28,18 +27,6 @@ void check(const GenerateOptions& options) {
   }
   if (options.top_k < 0) {
     throw ConfigError("[cli.generate] --top-k is {}, but must be 0 (all tokens) or more", options.top_k);
-  }
-}
-
-/// The reason why a run has no text; empty: it may have. So `latest` and a name mean the newest run on text,
-/// whatever was trained on images since.
-std::string why_no_text(const report::RunDirectory& run) {
-  try {
-    const plan::Config config =
-        plan::load({.path = run.file("config.yaml"), .text = "", .overrides = {}}, Environment()).config;
-    return plan::reads_images(config.model.family) ? "its model reads images" : "";
-  } catch (const Error&) {
-    return "";  // the worker says what is wrong with it
   }
 }
 

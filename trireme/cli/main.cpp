@@ -31,6 +31,7 @@ void describe(CLI::App& app, Front& front) {
   add_train(app, front);
   add_launch(app, front);
   add_generate(app, front);
+  add_eval(app, front);
   add_ckpt(app, front);
   add_data(app, front);
   add_bench(app, front);

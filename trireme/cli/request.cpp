@@ -8,6 +8,7 @@ namespace trireme::cli {
 
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(GenerateOptions, run, weights, prompt, max_tokens, temperature, top_k,
                                    seed)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(EvalOptions, device, run, weights, data, questions, per_document, window)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(DataOptions, action, path, format, train, test, seed, threads, fonts,
                                    sheet, side, images, rounds)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(BenchCommOptions, device, mib, rounds)
@@ -17,8 +18,8 @@ NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(ToyPipelineMode, name, micro_batches, window,
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(ToyPipelineOptions, device, schedule, modes, ranks, batch_size, width,
                                    depth, steps, seed, lr, study, timeline)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Request, verb, config, run_dir, runs_root, resume, resume_from, attempt,
-                                   ranks, finishes, command, json, quiet, silent, generate, data, bench_comm,
-                                   bench_pipeline, toy_pipeline)
+                                   ranks, finishes, command, json, quiet, silent, generate, eval, data,
+                                   bench_comm, bench_pipeline, toy_pipeline)
 
 std::string to_json(const Request& request) {
   try {

@@ -17,6 +17,16 @@ struct GenerateOptions {
   int64_t seed = 42;
 };
 
+struct EvalOptions {
+  std::string device = "cpu";
+  std::string run;            ///< run directory; empty: a model of another make
+  std::string weights;        ///< of the run, or the folder of the model
+  std::string data;           ///< text as data.path has it, or a file of questions
+  bool questions = false;     ///< with several endings each
+  bool per_document = false;  ///< a row for each document or question
+  int64_t window = 0;         ///< most tokens that one token is predicted from
+};
+
 struct BenchCommOptions {
   std::string device = "cpu";
   std::vector<int64_t> mib;  ///< sizes of the whole tensor in bf16
@@ -65,8 +75,8 @@ struct DataOptions {
 };
 
 struct Request {
-  std::string verb;     ///< train, generate, data, bench_comm, bench_pipeline, toy_pipeline or probe
-  std::string config;   ///< resolved YAML (train, bench_pipeline, toy_pipeline)
+  std::string verb;     ///< train, generate, eval, data, bench_comm, bench_pipeline, toy_pipeline or probe
+  std::string config;   ///< resolved YAML (train, eval, bench_pipeline, toy_pipeline)
   std::string run_dir;  ///< made by the front command; empty: rank 0 makes one below `runs_root`
   std::string runs_root = "runs";
   bool resume = false;           ///< go on from a checkpoint of `run_dir`
@@ -79,6 +89,7 @@ struct Request {
   bool quiet = false;            ///< no start-up lines, no progress
   bool silent = false;           ///< nothing on stdout
   GenerateOptions generate = {};
+  EvalOptions eval = {};
   DataOptions data = {};
   BenchCommOptions bench_comm = {};
   BenchPipelineOptions bench_pipeline = {};

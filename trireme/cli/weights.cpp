@@ -14,6 +14,7 @@
 #include "trireme/checkpoint/strict_json.h"
 #include "trireme/cli/runs.h"
 #include "trireme/plan/hugging_face.h"
+#include "trireme/plan/model_family.h"
 
 namespace trireme::cli {
 namespace {
@@ -26,10 +27,6 @@ constexpr const char* kFinal = "checkpoints/final/model.safetensors";
 bool is_there(const std::string& path) {
   std::error_code error;
   return fs::exists(path, error);
-}
-
-bool describes_itself(const std::string& path) {
-  return checkpoint::is_model_folder(path) && is_there(path + "/" + checkpoint::kModelConfigName);
 }
 
 /// Keys that are of no consequence for weights take the values of `other`.
@@ -101,7 +98,7 @@ void find_origin(FoundWeights& found, plan::Config config, std::string run) {
     const std::string& weights = config.model.weights;
     if (weights.empty()) return;
     for (const std::string& folder : {weights, fs::path(weights).parent_path().string()}) {
-      if (!describes_itself(folder)) continue;
+      if (!is_hugging_face(folder)) continue;
       found.came_with = folder;
       return;
     }
@@ -148,6 +145,20 @@ FoundWeights of_run(const std::string& word, const Front& front) {
 }
 
 }  // namespace
+
+bool is_hugging_face(const std::string& path) {
+  return checkpoint::is_model_folder(path) && is_there(path + "/" + checkpoint::kModelConfigName);
+}
+
+std::string why_no_text(const report::RunDirectory& run) {
+  try {
+    const plan::Config config =
+        plan::load({.path = run.file("config.yaml"), .text = "", .overrides = {}}, Environment()).config;
+    return plan::reads_images(config.model.family) ? "its model reads images" : "";
+  } catch (const Error&) {
+    return "";  // the worker says what is wrong with it
+  }
+}
 
 namespace {
 
@@ -216,14 +227,14 @@ void check_weights(const std::optional<ResumePoint>& resume, const plan::Config&
             : "a folder without weights");
   }
   const auto source = checkpoint::open_source(path);
-  if (!describes_itself(path)) return check_fit_to(config, *source);
+  if (!is_hugging_face(path)) return check_fit_to(config, *source);
   check_same_model(config);
   checkpoint::check_fit(*source, plan::describe(config.model, config.data.seq_len));
 }
 
 FoundWeights find_weights(const std::string& word, const std::string& config, const Front& front) {
   FoundWeights found;
-  if (describes_itself(word)) {
+  if (is_hugging_face(word)) {
     found = {word, config.empty() ? model_of_folder(word) : plan::ModelConfig(), word};
   } else if (!config.empty() && (checkpoint::is_checkpoint(word) || checkpoint::is_model_folder(word) ||
                                  fs::is_regular_file(word))) {

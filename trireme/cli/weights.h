@@ -14,6 +14,9 @@ namespace trireme::cli {
 /// The folder of an imported run with the files that came with its weights.
 inline constexpr const char* kImported = "hugging_face";
 
+/// The sequence length of a model that came without one: it can be expected to fit in memory.
+inline constexpr int64_t kUsualLength = 1024;
+
 /// Makes model.weights a path from the root, so that it means the same elsewhere. A run, named by its folder,
 /// its name or 'latest' among the runs below `root`, stands for its weights (weights_of_run()), if it has
 /// any.
@@ -45,6 +48,13 @@ struct RunWeights {
 /// Wanted has it. Throws ConfigError when there is none.
 RunWeights find_run_weights(const std::string& word, const std::string& root,
                             std::function<std::string(const report::RunDirectory&)> why_not = {});
+
+/// The reason why a run has no text, for find_run_weights(); empty: it may have. So `latest` and a name mean
+/// the newest run on text, whatever was trained on images since.
+std::string why_no_text(const report::RunDirectory& run);
+
+/// Whether `path` is a folder of Hugging Face: weights and the model that they are of.
+bool is_hugging_face(const std::string& path);
 
 /// The weights that `word` names: a run's (weights_of_run()), a checkpoint, a Hugging Face folder or, with
 /// the YAML file `config`, anything with tensors. Throws ConfigError when there are none, or nothing says

@@ -41,6 +41,7 @@ int run(const Environment& environment) {
   const cli::Request request = cli::request_from_json(*text);
   if (request.verb == "train") return cli::worker_train(request, environment);
   if (request.verb == "generate") return cli::worker_generate(request);
+  if (request.verb == "eval") return cli::worker_eval(request, environment);
   if (request.verb == "data") return cli::worker_data(request);
   if (request.verb == "bench_comm") return worker_bench_comm(request, environment);
   if (request.verb == "bench_pipeline") return worker_bench_pipeline(request, environment);

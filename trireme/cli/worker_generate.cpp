@@ -1,10 +1,7 @@
-#include <filesystem>
 #include <iostream>
-#include <memory>
 #include <nlohmann/json.hpp>
 
 #include "trireme/base/error.h"
-#include "trireme/base/file.h"
 #include "trireme/base/utf8.h"
 #include "trireme/cli/kept_files.h"
 #include "trireme/cli/worker_verbs.h"
@@ -17,25 +14,6 @@
 #include "trireme/train/generate.h"
 
 namespace trireme::cli {
-namespace {
-
-/// The tokenizer that `run` was trained with. Throws ConfigError where its files have changed since.
-std::unique_ptr<const data::Tokenizer> tokenizer_of(const report::RunDirectory& run,
-                                                    const plan::Config& config) {
-  auto tokenizer = data::make_tokenizer(config.data.tokenizer);
-  const std::string kept = run.file(kTokenizerFile);
-  if (config.data.tokenizer == plan::kByteTokenizer || !std::filesystem::exists(kept)) return tokenizer;
-  std::string trained_with = read_file(kept);
-  if (trained_with.ends_with('\n')) trained_with.pop_back();
-  if (trained_with == tokenizer->name()) return tokenizer;
-  throw ConfigError(
-      "[cli.generate] {} was trained with the tokenizer {}, but data.tokenizer={} is now {}; put the file of "
-      "that time back, or set data.tokenizer in {} to a copy of it with the same name",
-      run.path(), trained_with, config.data.tokenizer, tokenizer->name(), run.file("config.yaml"));
-}
-
-}  // namespace
-
 int worker_generate(const Request& request) {
   const GenerateOptions& options = request.generate;
   const report::RunDirectory run = report::RunDirectory::open(options.run);
@@ -51,7 +29,8 @@ int worker_generate(const Request& request) {
     throw ConfigError(
         "[cli.generate] both --prompt and train.sample_prompt of {} are empty; pass --prompt TEXT",
         run.path());
-  const auto tokenizer = tokenizer_of(run, config);
+  check_tokenizer(run, config);
+  const auto tokenizer = data::make_tokenizer(config.data.tokenizer);
   const std::vector<int32_t> prompt_tokens = tokenizer->encode(prompt);
   if (prompt_tokens.empty()) {
     throw ConfigError("[cli.generate] the tokenizer {} drops all of the prompt '{}'; pass another --prompt",

@@ -8,6 +8,8 @@ namespace trireme::cli {
 int worker_train(const Request& request, const Environment& environment);
 /// Prints text from the weights of a finished run.
 int worker_generate(const Request& request);
+/// Counts how likely the weights of a run or a model find a text, or endings of questions.
+int worker_eval(const Request& request, const Environment& environment);
 /// Draws digits, or says what a folder of images holds.
 int worker_data(const Request& request);
 /// Times the way of JPEG files to batches beside libjpeg-turbo alone.
