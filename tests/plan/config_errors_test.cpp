@@ -229,6 +229,24 @@ TEST(ConfigErrors, RulesBetweenKeysNameBothValues) {
                         {"checkpoint.best=true", "train.val_batches=0"});
 }
 
+TEST(ConfigErrors, EarlyStopNeedsValidationsInTheCourseOfTheRun) {
+  const std::vector<std::string> on = {"train.early_stop=2", "train.val_every=10"};
+  const auto with = [&on](const std::string& more) {
+    std::vector<std::string> words = on;
+    words.push_back(more);
+    return of_overrides(words);
+  };
+  EXPECT_EQ(of_overrides(on), "accepted");
+  EXPECT_EQ(with("train.early_stop_min_delta=0.01"), "accepted");
+  EXPECT_EQ(of_overrides({"train.early_stop=2", "train.epochs=3"}), "accepted");
+  test::expect_mentions(of_overrides({"train.early_stop=2"}), {"train.early_stop=2", "set train.val_every"});
+  test::expect_mentions(with("train.val_batches=0"), {"train.early_stop=2", "train.val_batches=0"});
+  test::expect_mentions(with("data.val_fraction=0"), {"train.early_stop=2", "data.val_fraction"});
+  test::expect_mentions(of_overrides({"train.early_stop_min_delta=0.1"}),
+                        {"train.early_stop_min_delta=0.1", "no effect without train.early_stop"});
+  test::expect_mentions(with("train.early_stop_min_delta=-1"), {"train.early_stop_min_delta"});
+}
+
 TEST(ConfigErrors, DropoutIsForGpt2AndBelowOne) {
   EXPECT_EQ(of_overrides({"model.dropout=0.1"}), "accepted");
   test::expect_mentions(of_overrides({"model.dropout=0.1", "model.family=llama"}),

@@ -144,6 +144,14 @@ TEST(SummaryJson, SaysWhyAnEqualRunMayEndDifferently) {
   EXPECT_EQ(json["why_bits_vary"], summary.why_bits_vary);
 }
 
+TEST(SummaryJson, SaysWhyARunEndedEarly) {
+  RunSummary summary;
+  EXPECT_FALSE(Json::parse(to_json_line(summary)).contains("early_stop"));
+  summary.early_end = {.step = 40, .best_step = 20, .best_val_loss = 2.5, .validations = 2};
+  EXPECT_EQ(Json::parse(to_json_line(summary))["early_stop"],
+            (Json{{"step", 40}, {"best_step", 20}, {"best_val_loss", 2.5}, {"validations", 2}}));
+}
+
 TEST(SummaryJson, StaysOneLineOfUtf8WhateverTheSampleHolds) {
   RunSummary summary;
   summary.sample = "two\nlines \"quoted\" and half a letter \xc3";

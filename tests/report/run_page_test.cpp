@@ -159,6 +159,17 @@ TEST_F(RunPage, SaysWhatARunWasAndHowItEnded) {
     EXPECT_FALSE(says(page, text)) << text << ": this run has none";
 }
 
+TEST_F(RunPage, SaysWhyARunEndedEarly) {
+  const RunDirectory run = make("early");
+  record(run, 1, 40);
+  RunSummary ended = summary();
+  ended.early_end = {.step = 40, .best_step = 20, .best_val_loss = 2.5, .validations = 2};
+  make_run_files_sink(run)->finish(ended);
+  run.finish(0);
+  EXPECT_TRUE(says(page_of({run}), "the validation loss was 2.5000 after step 20"));
+  EXPECT_FALSE(says(page_of({finished("whole")}), "early stop"));
+}
+
 TEST_F(RunPage, FiguresAreThoseAfterTheWarmUp) {
   const RunFigures figures = figures_of(read_run(finished("tiny").path()));
   EXPECT_EQ(figures.steps, 40);

@@ -67,6 +67,14 @@ struct RunCost {
   std::optional<double> communication_ms = {}, exposed_ms = {};
 };
 
+/// Why a run ended before its last step: the validation loss fell no more (train.early_stop).
+struct EarlyEnd {
+  int64_t step = 0;                          ///< of the validation that ended it
+  int64_t best_step = 0;                     ///< of the lowest validation loss; 0: none was finite
+  std::optional<double> best_val_loss = {};  ///< that loss
+  int64_t validations = 0;                   ///< since then
+};
+
 /// The whole run, written once at its end.
 struct RunSummary {
   int64_t steps = 0;
@@ -93,7 +101,8 @@ struct RunSummary {
   int64_t checkpoints = 0;        ///< written
   int64_t checkpoints_late = 0;   ///< skipped, since the one before was still being written
   int64_t checkpoints_failed = 0;
-  int stop_signal = 0;  ///< the signal that ended the run early; 0: none
+  int stop_signal = 0;                     ///< the signal that ended the run early; 0: none
+  std::optional<EarlyEnd> early_end = {};  ///< none: the run has made all its steps, or a signal ended it
 };
 
 /// Receives records on rank 0, from the training thread. Implementations throw EnvironmentError when a disk

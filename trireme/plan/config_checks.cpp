@@ -30,6 +30,7 @@ class Checker {
     check_rotation();
     check_kind();
     check_schedule();
+    check_early_stop();
     check_checkpoints();
     check_below_one();
     check_optimizer();
@@ -251,6 +252,33 @@ class Checker {
           "[plan.config] {} has no effect without data.resized_crop; set that to true or remove it",
           said("data.least_area", data.least_area));
     }
+  }
+
+  /// What ends a run must be measured in its course.
+  void check_early_stop() const {
+    const TrainConfig& train = config_.train;
+    if (train.early_stop == 0) {
+      if (train.early_stop_min_delta == 0.0) return;
+      throw ConfigError("[plan.config] {} has no effect without train.early_stop; set that or remove it",
+                        said("train.early_stop_min_delta", train.early_stop_min_delta));
+    }
+    if (train.val_batches == 0) {
+      throw ConfigError(
+          "[plan.config] {} ends a run by its validation loss, but {} turns validation off; raise "
+          "train.val_batches",
+          said("train.early_stop", train.early_stop), said("train.val_batches", train.val_batches));
+    }
+    const DataConfig& data = config_.data;
+    if (data.kind == DataKind::kText && data.val_fraction == 0.0) {
+      throw ConfigError(
+          "[plan.config] {} ends a run by its validation loss, but with {} nothing is held out; raise it",
+          said("train.early_stop", train.early_stop), said("data.val_fraction", 0.0));
+    }
+    if (train.val_every > 0 || train.epochs > 0) return;
+    throw ConfigError(
+        "[plan.config] {} ends a run by its validation loss, but {} validates only at its end; set "
+        "train.val_every, or train.epochs",
+        said("train.early_stop", train.early_stop), said("train.val_every", train.val_every));
   }
 
   /// A checkpoint has one value of each weight, and ranks of local SGD agree on it when they have averaged.

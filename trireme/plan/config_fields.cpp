@@ -218,6 +218,11 @@ void add_train(Table& table, TrainConfig& train) {
                          kMostSteps));
   table.push_back(number("train.val_batches", train.val_batches, 0,
                          "global batches per validation; 0: no validation", 1e9));
+  table.push_back(number("train.early_stop", train.early_stop, 0,
+                         "validations in a row without a lower loss after which the run ends; 0: it does not",
+                         kMostSteps));
+  table.push_back(number("train.early_stop_min_delta", train.early_stop_min_delta, 0,
+                         "train.early_stop: by how much a loss must be lower than the lowest before"));
   table.push_back(number("train.log_every", train.log_every, 1, "steps between progress lines", kMostSteps));
   table.push_back(
       number("train.sample_tokens", train.sample_tokens, 0, "tokens generated at the end; 0: none", 1e8));

@@ -102,6 +102,12 @@ std::string to_json_line(const RunSummary& summary) {
                            {"late", summary.checkpoints_late},
                            {"failed", summary.checkpoints_failed}};
   }
+  if (const std::optional<EarlyEnd>& end = summary.early_end) {
+    json["early_stop"] = {{"step", end->step},
+                          {"best_step", end->best_step},
+                          {"best_val_loss", number(end->best_val_loss)},
+                          {"validations", end->validations}};
+  }
   json["stop_signal"] = summary.stop_signal == 0 ? OrderedJson() : OrderedJson(summary.stop_signal);
   return dump(json);
 }

@@ -11,6 +11,7 @@
 #include "trireme/report/run_charts.h"
 #include "trireme/report/run_figures.h"
 #include "trireme/report/run_layout.h"
+#include "trireme/report/step_line.h"
 
 namespace trireme::report {
 namespace {
@@ -314,6 +315,7 @@ Facts wire_facts(const RunRecord& run) {
         fmt::format("{} written, {} skipped because the previous one was still being written, {} failed",
                     summary.checkpoints, summary.checkpoints_late, summary.checkpoints_failed));
   }
+  if (summary.early_end) facts.emplace_back("early stop", early_end_text(*summary.early_end));
   if (!summary.weights_path.empty()) facts.emplace_back("weights", summary.weights_path);
   if (!summary.best_weights_path.empty())
     facts.emplace_back("best weights",

@@ -123,6 +123,13 @@ RunSummary read_summary(const Json& json) {
   summary.checkpoints_late = integer_at(checkpoints, "late");
   summary.checkpoints_failed = integer_at(checkpoints, "failed");
   summary.stop_signal = static_cast<int>(integer_at(json, "stop_signal"));
+  if (json.contains("early_stop")) {
+    const Json end = object_at(json, "early_stop");
+    summary.early_end = {.step = integer_at(end, "step"),
+                         .best_step = integer_at(end, "best_step"),
+                         .best_val_loss = number_at(end, "best_val_loss"),
+                         .validations = integer_at(end, "validations")};
+  }
   return summary;
 }
 

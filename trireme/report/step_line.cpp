@@ -114,6 +114,15 @@ std::string step_line(const StepRecord& record, const ConsoleOptions& options, s
   return line + validation_text(record.val_loss, record.val_top1);
 }
 
+std::string early_end_text(const EarlyEnd& end) {
+  const std::string what = end.best_val_loss
+                               ? fmt::format("the validation loss was {} after step {}, and no lower in the",
+                                             loss_text(*end.best_val_loss), end.best_step)
+                               : std::string("the validation loss was not finite in the");
+  return fmt::format("ended after step {}: {} {} validation{} since (train.early_stop)", end.step, what,
+                     end.validations, end.validations == 1 ? "" : "s");
+}
+
 std::string done_line(const RunSummary& summary, int64_t total_steps, bool reads_images) {
   const std::string time = format_duration(summary.wall_s);
   std::string line = summary.stop_signal == 0
@@ -137,6 +146,7 @@ std::string whereabouts(const RunSummary& summary, const std::string& run, bool 
                           : fmt::format("run     {}, without weights (checkpoint.final_weights=false)", run);
   if (!summary.best_weights_path.empty())
     text += fmt::format("\nbest    {} (step {})", summary.best_weights_path, summary.best_step);
+  if (summary.early_end) text += "\nearly   " + early_end_text(*summary.early_end);
   if (summary.stop_signal == 0) return text;
   text += "\nnext    ";
   if (kept && !reads_images)

@@ -16,6 +16,10 @@ inline constexpr int64_t kFullDetail = 10;
 std::string step_line(const StepRecord& record, const ConsoleOptions& options, std::optional<double> eta_s,
                       int64_t detail = kFullDetail);
 
+/// "ended after step 40: the validation loss was 2.0110 after step 20, and no lower in the 2 validations
+/// since (train.early_stop)".
+std::string early_end_text(const EarlyEnd& end);
+
 /// "done 400 steps in 18.2 s  loss 1.9321  val 2.0110  12.3k tok/s  peak 61.2 MiB  weights 0123456789abcdef",
 /// "done 13 steps (16 to 28) in 2.60 s ..." of a run that went on, or "interrupted by SIGINT after step 57 of
 /// 400, in 2.60 s ...".

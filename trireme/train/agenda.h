@@ -24,7 +24,13 @@ class Agenda {
   int stop_signal() const { return stop_signal_; }
   bool is_stopped() const { return stop_signal_ != 0; }
 
-  bool ends_after(int64_t step) const { return step == last_step() || is_stopped(); }
+  /// The run ends well with the step that was made last.
+  void end_now() { ends_now_ = true; }
+  bool ends_now() const { return ends_now_; }
+  /// Whether no further step is made.
+  bool is_over() const { return is_stopped() || ends_now_; }
+
+  bool ends_after(int64_t step) const { return step == last_step() || is_over(); }
   bool validates_after(int64_t step) const;
   bool saves_after(int64_t step) const;
   /// Whether something else than a step follows, which wants the device for itself.
@@ -47,6 +53,7 @@ class Agenda {
   int64_t resumed_at_;
   int64_t profiled_, first_profiled_;
   int stop_signal_ = 0;
+  bool ends_now_ = false;
 };
 
 }  // namespace trireme::train

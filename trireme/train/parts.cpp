@@ -4,6 +4,7 @@
 
 #include <utility>
 
+#include "trireme/base/error.h"
 #include "trireme/base/log.h"
 #include "trireme/base/text.h"
 #include "trireme/kernels/matmul.h"
@@ -42,7 +43,9 @@ Parts::Parts(const TrainOptions& run, std::shared_ptr<comm::World> joined, bool 
       data(prepare_data(run, mesh)),
       runs_on(begins_running_on(config)),
       validates(config.train.val_batches > 0 && data->val_samples() > 0),
+      early_stop(config.train),
       records_passes(records) {
+  check_early_stop();
   at::manual_seed(
       static_cast<uint64_t>(config.seed + world->rank()));  // dropout; weights have their own source
   run_on(runs_on);
@@ -62,6 +65,14 @@ void Parts::warn_of_data() const {
   for (const std::string& note : data->notes()) log_warning("{}", note);
   const std::string why = config.train.val_batches > 0 ? data->why_no_validation() : "";
   if (!why.empty()) log_warning("validation is off: {}", why);
+}
+
+/// Only the data says whether enough of it is held out.
+void Parts::check_early_stop() const {
+  if (!early_stop.is_on() || validates) return;
+  const std::string why = data->why_no_validation();
+  throw ConfigError("[train.early_stop] train.early_stop={} ends a run by its validation loss, but {}",
+                    config.train.early_stop, why.empty() ? "nothing is held out to validate on" : why);
 }
 
 FeedOptions Parts::feed_options() const {

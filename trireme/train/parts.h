@@ -8,6 +8,7 @@
 #include "trireme/plan/batch.h"
 #include "trireme/plan/config.h"
 #include "trireme/plan/model_facts.h"
+#include "trireme/train/early_stop.h"
 #include "trireme/train/run_data.h"
 #include "trireme/train/trained_model.h"
 #include "trireme/train/trainer.h"
@@ -47,14 +48,16 @@ struct Parts {
   plan::ModelFacts facts;  ///< of the whole model
   plan::ModelFacts held;   ///< of what this rank has of it
   std::shared_ptr<const RunData> data;
-  bool runs_on;         ///< as run_on() said
-  bool validates;       ///< there is something to validate on, and the config asks for it
+  bool runs_on;    ///< as run_on() said
+  bool validates;  ///< there is something to validate on, and the config asks for it
+  EarlyStop early_stop;
   bool records_passes;  ///< as can_record() said
   std::unique_ptr<TrainedModel> model;
   Feed next_batch;
 
  private:
   void warn_of_data() const;
+  void check_early_stop() const;
 };
 
 /// Why two equal runs may end with different weights; empty when they cannot.

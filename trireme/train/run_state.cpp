@@ -252,6 +252,7 @@ std::string run_state(const Parts& parts, const precision::LossScaler& scaler, c
   const plan::Config& config = parts.config;
   const int64_t cursor = parts.samples_in(record.step);
   const nn::Fp8History* const history = parts.model->fp8_history();
+  const EarlyStop& early_stop = parts.early_stop;
   return Json{{"step", record.step},
               {"cursor", cursor},
               {"tokens", cursor * config.data.seq_len},
@@ -266,6 +267,7 @@ std::string run_state(const Parts& parts, const precision::LossScaler& scaler, c
               {"mesh", parts.mesh.shape.to_string()},
               {"policy", plan::resolve_policy(config.parallel, parts.mesh.shape).label()},
               {"loss_scaler", to_json(scaler.state())},
+              {"early_stop", early_stop.is_on() ? early_stop.state() : Json()},
               {"fp8_history", history != nullptr ? to_json(*history) : Json::array()},
               {"config", plan::to_yaml({config, {}})}}
       .dump();
@@ -325,6 +327,9 @@ std::optional<StepRecord> SavedRun::record() const {
 void SavedRun::restore(Parts& parts, precision::LossScaler& scaler) const {
   if (scale_goes_on(config_of(run(), path_).precision, parts.config.precision))
     scaler.set_state(scaler_state(checkpoint::value_of(run(), "loss_scaler", path_), path_));
+  // None: it was off, or the checkpoint is of an old version.
+  if (const auto early_stop = run().find("early_stop"); early_stop != run().end() && !early_stop->is_null())
+    parts.early_stop.restore(*early_stop, path_);
   restore_random(parts, document_, step(), path_);
   restore_history(parts, run(), path_);
 }

@@ -1,6 +1,6 @@
 #pragma once
-// What a run continues with beside its tensors: config, step, record, data, loss scale, history of FP8 scales
-// and random numbers, as JSON in a checkpoint.
+// What a run continues with beside its tensors: config, step, record, data, loss scale, validations that were
+// no better, history of FP8 scales and random numbers, as JSON in a checkpoint.
 #include <cstdint>
 #include <nlohmann/json.hpp>
 #include <optional>

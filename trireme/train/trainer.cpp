@@ -116,7 +116,7 @@ TrainResult Trainer::run_steps() {
   Profiler profiler(options_.trace_path, agenda_.first_profiled(),
                     parts_.is_root() ? agenda_.profiled_steps() : 0);
   begin_records();
-  for (int64_t step = agenda_.first_step(); step <= agenda_.last_step() && !agenda_.is_stopped(); ++step) {
+  for (int64_t step = agenda_.first_step(); step <= agenda_.last_step() && !agenda_.is_over(); ++step) {
     beat();
     profiler.begin_step(step);
     if (agenda_.records_pipeline(step)) model_.record_steps(true);
@@ -137,9 +137,9 @@ TrainResult Trainer::run_steps() {
 void Trainer::begin_records() {
   checkpoints_.take_over();
   const bool recorded = records_.begin();
-  if (!resumed_.record) return;
-  if (!comm::any_rank(*parts_.mesh.all, parts_.is_root() && recorded))
-    complete(*resumed_.record, resumed_.step == agenda_.last_step());
+  const bool is_lost = resumed_.record && !comm::any_rank(*parts_.mesh.all, parts_.is_root() && recorded);
+  if (!is_lost) return validations_.catch_up(resumed_.step);
+  complete(*resumed_.record, resumed_.step == agenda_.last_step());
 }
 
 /// Records what is under way but for the `left` newest steps; all of it once a step has seen a stop signal.
@@ -174,7 +174,7 @@ void Trainer::complete(StepRecord& record, bool ends) {
   records_.record(record);
 }
 
-/// A stop signal came in the pause after the step.
+/// A stop signal came in the pause after the step, or its validation ends the run.
 void Trainer::end_early(StepRecord& record) {
   if (record.checkpoint_ms) {
     checkpoints_.finish();
@@ -217,6 +217,7 @@ TrainResult Trainer::finish() {
   if (config_.train.sample_tokens > 0 && !agenda_.is_stopped()) summary.sample = sample();
   agenda_.stop(signal_of_any_rank(options_, parts_.mesh));
   summary.stop_signal = agenda_.stop_signal();
+  if (agenda_.ends_now()) summary.early_end = parts_.early_stop.end();
   checkpoints_.finish();  // where the last step could not be saved, one before it may be under way
   summary.checkpoints = checkpoints_.written();
   summary.checkpoints_late = checkpoints_.late();

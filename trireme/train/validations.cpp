@@ -14,14 +14,37 @@ Validations::Validations(Parts& parts, Checkpointing& checkpoints, Agenda& agend
 
 void Validations::validate(StepRecord& record) {
   std::optional<Guesses> guesses;
-  if (parts_.data->has_labels() && record.step == agenda_.last_step())
-    guesses.emplace(std::ssize(parts_.data->classes()));
+  const bool may_end = record.step == agenda_.last_step() || parts_.early_stop.is_on();
+  if (parts_.data->has_labels() && may_end) guesses.emplace(std::ssize(parts_.data->classes()));
   const std::optional<Validation> found = measure(record.step, guesses ? &*guesses : nullptr);
   if (!found) return;
-  if (guesses) show(*guesses, record.step);
+  watch(record.step, found->loss);
+  if (guesses && agenda_.ends_after(record.step)) show(*guesses, record.step);
   record.val_loss = found->loss;
   record.val_top1 = found->top1;
   record.val_top5 = found->top5;
+}
+
+void Validations::catch_up(int64_t step) {
+  EarlyStop& early_stop = parts_.early_stop;
+  if (step == 0 || !early_stop.is_on()) return;
+  if (early_stop.last_seen() < step && agenda_.validates_after(step)) {
+    const std::optional<Validation> found = measure(step, nullptr);
+    if (found) early_stop.see(step, found->loss);
+  }
+  end_if_due(step);
+}
+
+void Validations::watch(int64_t step, double val_loss) {
+  if (!parts_.early_stop.is_on()) return;
+  parts_.early_stop.see(step, val_loss);
+  end_if_due(step);
+}
+
+/// A run that has come to its last step ends anyway.
+void Validations::end_if_due(int64_t step) {
+  const EarlyStop& early_stop = parts_.early_stop;
+  if (early_stop.end() && step < agenda_.last_step()) agenda_.end_now();
 }
 
 /// Of the weights that stand for the run, which are kept when they are the best so far.

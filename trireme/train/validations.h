@@ -19,14 +19,20 @@ class Validations {
   Validations(Parts& parts, Checkpointing& checkpoints, Agenda& agenda, int64_t resumed_at);
 
   /// Validates after the step of `record`, which stays without results when a signal comes meanwhile: the
-  /// agenda hears of it. Collective.
+  /// agenda hears of it, and of the loss that ends the run (train.early_stop). Collective.
   void validate(StepRecord& record);
+
+  /// Of a run that goes on after `step`, whose save was made before the validation that followed it: that one
+  /// is made again where train.early_stop counts it. Collective.
+  void catch_up(int64_t step);
 
   /// None: the run keeps no best weights.
   const std::optional<BestWeights>& best() const { return best_; }
 
  private:
   std::optional<Validation> measure(int64_t step, Guesses* guesses);
+  void watch(int64_t step, double val_loss);
+  void end_if_due(int64_t step);
   void show(const Guesses& guesses, int64_t step) const;
 
   Parts& parts_;
