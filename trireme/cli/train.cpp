@@ -11,6 +11,7 @@
 #include "trireme/cli/arguments.h"
 #include "trireme/cli/child.h"
 #include "trireme/cli/data_path.h"
+#include "trireme/cli/dev_run.h"
 #include "trireme/cli/front.h"
 #include "trireme/cli/train_job.h"
 #include "trireme/cli/weights.h"
@@ -72,6 +73,7 @@ int become_rank(TrainArguments options, Front& front, const plan::WorldSpec& wor
   }
   const std::optional<ResumePoint> resume = find_resume_point(options.job, front);
   plan::ResolvedConfig resolved = load_config(options.job, front, world.world_size);
+  refuse_dev_run(resolved.config);
   settle_data_path(resolved.config, options.job.config);
   settle_tokenizer(resolved, options.job.config);
   settle_kept_files(resolved, options.job.config);
@@ -161,8 +163,9 @@ int train(const TrainArguments& options, Front& front) {
         "--no-python, srun or mpirun on all of them (docs/guide/many_hosts.md)",
         *options.nodes);
   }
-  if (options.dry_run) return dry_run(options.job, options.gpu, front);
-  const FinishedJob finished = run_train_job(options.job, front);
+  const std::optional<DevRun> dev = dev_run_of(options.job, front);
+  if (options.dry_run) return dry_run(dev ? dev->job : options.job, options.gpu, front);
+  const FinishedJob finished = dev ? run_dev_run(*dev, front) : run_train_job(options.job, front);
   if (!options.summary || finished.code != 0) return finished.code;
   if (options.job.json) {
     write_stderr(summary_of(finished, terminal_columns(STDERR_FILENO)));  // stdout is for JSON alone
@@ -227,6 +230,7 @@ void add_train(CLI::App& app, Front& front) {
       "Under torchrun --no-python, srun or mpirun, it joins the ranks that those start.\n"
       "Examples:\n"
       "  trireme train configs/quickstart.yaml --train.steps=50\n"
+      "  trireme train configs/llama-8b.yaml --train.fast_dev_run=3\n"
       "  trireme train configs/quickstart.yaml --checkpoint.every=100 --max-restarts 3\n"
       "  trireme train -n 4 --model.preset=gpt-tiny --parallel.policy=zero2 --dry-run\n"
       "  trireme train configs/llama-8b.yaml -n 64 --dry-run --gpu h100\n"

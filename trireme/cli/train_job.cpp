@@ -390,9 +390,19 @@ PlannedRanks plan_ranks(const TrainJob& job, const Front& front, const std::stri
   return settled_ranks(std::move(resolved), plan::Device::kCuda, ranks, there);
 }
 
+void refuse_dev_run(const plan::Config& config) {
+  if (config.train.fast_dev_run == 0) return;
+  throw ConfigError(
+      "[cli.train] train.fast_dev_run={} tries a new run, with ranks that 'trireme train' starts itself; "
+      "remove "
+      "it where a run goes on, under another launcher and in other commands",
+      config.train.fast_dev_run);
+}
+
 FinishedJob run_train_job(TrainJob job, Front& front) {
   const std::optional<ResumePoint> resume = find_resume_point(job, front);
   PreparedJob prepared = prepare_train_job(job, front);
+  refuse_dev_run(prepared.config.config);
   check_memory(prepared.plan, prepared.config.config);
   check_weights(resume, prepared.config.config);
   check_cache_folder(prepared.config.config, front.environment);

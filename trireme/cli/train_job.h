@@ -51,6 +51,9 @@ struct FinishedJob {
 /// started.
 FinishedJob run_train_job(TrainJob job, Front& front);
 
+/// Throws ConfigError where train.fast_dev_run is set: only `trireme train` itself can do what it asks for.
+void refuse_dev_run(const plan::Config& config);
+
 /// The config of the job's sources. `world_size`: of the launcher that this process is a rank of; none: the
 /// job's ranks start here.
 plan::ResolvedConfig load_config(const TrainJob& job, const Front& front,

@@ -89,6 +89,7 @@ struct TrainConfig {
   int64_t val_batches = 16;   ///< global batches per validation; 0: no validation
   int64_t early_stop = 0;     ///< validations no better than the best before that end a run; 0: none do
   double early_stop_min_delta = 0.0;  ///< by how much a validation loss must be lower to be better
+  int64_t fast_dev_run = 0;           ///< steps of a run that tries everything once; 0: a real run
   int64_t log_every = 10;
   int64_t sample_tokens = 0;  ///< length of the text generated at the end; 0: none
   std::string sample_prompt = "\n";

@@ -223,6 +223,11 @@ void add_train(Table& table, TrainConfig& train) {
                          kMostSteps));
   table.push_back(number("train.early_stop_min_delta", train.early_stop_min_delta, 0,
                          "train.early_stop: by how much a loss must be lower than the lowest before"));
+  table.push_back(
+      number("train.fast_dev_run", train.fast_dev_run, 0,
+             "try the whole way in so many steps: training, validation, saving, resuming, sampling; "
+             "0: a real run",
+             1000));
   table.push_back(number("train.log_every", train.log_every, 1, "steps between progress lines", kMostSteps));
   table.push_back(
       number("train.sample_tokens", train.sample_tokens, 0, "tokens generated at the end; 0: none", 1e8));
