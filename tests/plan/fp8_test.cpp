@@ -9,6 +9,7 @@
 #include "trireme/base/env.h"
 #include "trireme/base/error.h"
 #include "trireme/plan/memory.h"
+#include "trireme/plan/tensor_split.h"
 
 namespace trireme::plan {
 namespace {
@@ -123,6 +124,28 @@ TEST(Fp8Plan, InputsOfProductsAreKeptInAByte) {
   const double cheap = 2 * (4 * d + 2 * kv + 2 * f) + d + 4 * heads;
   EXPECT_DOUBLE_EQ(kept({"precision.fp8=rowwise", "memory.recompute=cheap"}), layers * cheap);
   EXPECT_DOUBLE_EQ(kept({"precision.fp8=rowwise", "memory.recompute=block"}), layers * 2 * d);
+}
+
+/// A rank along tp keeps the outputs of norms in bf16: a copy in FP8 would have the rows of all ranks.
+TEST(Fp8Plan, InputsOfCutLayersAreKeptAsRows) {
+  const int64_t d = 256, kv = 128, f = 512, heads = 4, layers = 4;
+  const auto kept = [&](const std::vector<std::string>& overrides, const TensorSplit& split) {
+    std::vector<std::string> all = {"precision.compute=bf16",   "model.family=llama", "model.d_model=256",
+                                    "model.n_heads=4",          "model.n_kv_heads=2", "model.d_ff=512",
+                                    "precision.fp8=tensorwise", "model.n_layers=4"};
+    all.insert(all.end(), overrides.begin(), overrides.end());
+    const Config config = given(all);
+    return describe(config.model, config.data.seq_len, config.precision, config.memory, split)
+        .saved_bytes_per_token;
+  };
+  const double whole = 2 * (4 * d + 2 * kv + 2 * f) + (2 * d + f) + d + 4 * heads, cut = whole + 2 * d;
+  const double bf16 = 2 * (6 * d + 2 * kv + 3 * f) + 4 * heads;
+  EXPECT_DOUBLE_EQ(kept({}, {.ranks = 1, .contexts = 2}), layers * whole / 2);
+  EXPECT_DOUBLE_EQ(kept({}, {.ranks = 2}), layers * cut / 2);
+  EXPECT_DOUBLE_EQ(kept({"precision.fp8_skip=first"}, {.ranks = 2, .contexts = 2}), (bf16 + 3 * cut) / 4);
+  const double cheap = 2 * (4 * d + 2 * kv + 2 * f) + d + 4 * heads;
+  EXPECT_DOUBLE_EQ(kept({"memory.recompute=cheap"}, {.ranks = 2}), layers * cheap / 2);
+  EXPECT_DOUBLE_EQ(kept({"memory.recompute=block"}, {.ranks = 2}), layers * d);
 }
 
 TEST(Fp8Memory, HeadCastsItsWeightAndGradientsOfLogitsTwice) {

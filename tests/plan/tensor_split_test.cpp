@@ -139,14 +139,22 @@ TEST(TensorSplit, KeepsAllRowsBetweenTheHalvesOfABackwardPass) {
   config.precision.compute = Dtype::kFp32;
   config.parallel.pp = config.parallel.tp = 2;
   config.pipeline.schedule = ScheduleName::kZbH1;
-  const MeshShape mesh = MeshShape::fit(config.parallel, 4);
-  const BatchPlan batch = plan_batch(config, mesh);
-  const ModelFacts facts = describe(config.model, 16, config.precision, config.memory, {2, 0});
-  const StepProgram program = config_program(
-      config, facts, batch, engine_setting(config, mesh, batch.accumulation, Device::kCpu), /*pp_rank=*/0);
+  const auto kept = [](const Config& asked) {
+    const MeshShape mesh = MeshShape::fit(asked.parallel, 4);
+    const BatchPlan batch = plan_batch(asked, mesh);
+    const ModelFacts facts = describe(asked.model, 16, asked.precision, asked.memory, {2, 0});
+    const StepProgram program = config_program(
+        asked, facts, batch, engine_setting(asked, mesh, batch.accumulation, Device::kCpu), /*pp_rank=*/0);
+    return program.units[1];
+  };
   constexpr int64_t kTokens = 2 * 16, kWidth = 48, kHeads = 48, kFeatures = 104;
-  EXPECT_EQ(program.units[1].between_halves_bytes,
-            kTokens * 4 * (4 * kWidth + (2 * kHeads + 2 * kHeads + 3 * kFeatures) / 2));
+  constexpr int64_t kElements = kTokens * (4 * kWidth + (2 * kHeads + 2 * kHeads + 3 * kFeatures) / 2);
+  EXPECT_EQ(kept(config).between_halves_bytes, 4 * kElements);
+  // In FP8 all of it takes a byte, but the inputs that the first layers keep for backward stay as they are.
+  config.precision.fp8.recipe = Fp8::kTensorwise;
+  EXPECT_EQ(kept(config).between_halves_bytes, kElements);
+  const int64_t whole = block_bytes(config.model, config.precision, config.memory, /*layer=*/0).saved;
+  EXPECT_EQ(kept(config).activation_bytes, kTokens / 2 * (whole + 2 * 3 * kWidth));
 }
 
 TEST(TensorSplit, SaysWhichNumbersOfRanksShareAModel) {

@@ -62,17 +62,32 @@ bool is_state(const Buffer& buffer) {
   return buffer.is_kept() || buffer.role == Role::kReduced;
 }
 
+/// How often ranks along tp gather rows for the cut layers of a unit in its backward pass: the input of those
+/// that make features, and the gradient of the output of those that use them up.
+int64_t entered_and_left(const UnitSpec& unit) {
+  int64_t layers = 0;
+  for (const BlockLayer layer : {BlockLayer::kQkv, BlockLayer::kAttentionOutput, BlockLayer::kFeedForwardIn,
+                                 BlockLayer::kFeedForwardOut})
+    layers +=
+        std::ranges::any_of(unit.params, [layer](const ParamSpec& param) { return param.layer == layer; });
+  return layers;
+}
+
 /// Bytes that a unit of a stage keeps, a block or half of one; the embeddings and the head keep nothing here.
+/// Between the halves of a backward pass a rank keeps all rows that it has gathered.
 BlockBytes kept_by_unit(const UnitSpec& unit, const Config& config, const ModelFacts& facts) {
   const bool attention = unit.name.ends_with(kAttentionHalf), rest = unit.name.ends_with(kMlpHalf);
   const std::string block = attention || rest ? unit.name.substr(0, unit.name.rfind('.')) : unit.name;
   const auto found = std::ranges::find(facts.units, block, &UnitSpec::name);
   const int64_t layer = found - facts.units.begin() - 1;
   if (layer < 0 || layer >= config.model.n_layers) return {};
-  return block_bytes(config.model, config.precision, config.memory, layer,
-                     attention ? BlockPart::kAttention
-                     : rest    ? BlockPart::kRest
-                               : BlockPart::kWhole);
+  const BlockPart part = attention ? BlockPart::kAttention : rest ? BlockPart::kRest : BlockPart::kWhole;
+  BlockBytes bytes = block_bytes(config.model, config.precision, config.memory, layer, part);
+  bytes.saved += kept_as_rows(config.model, config.precision, config.memory, facts.split, layer, part);
+  const bool fp8 = multiplies_in_fp8(config.precision.fp8, layer, config.model.n_layers);
+  const int64_t gathered = entered_and_left(unit) * config.model.d_model;
+  bytes.between_halves += gathered * (fp8 ? 1 : bytes_of(config.precision.compute)) * (facts.split.ranks - 1);
+  return bytes;
 }
 
 HeadPartBytes part_bytes(const Config& config, const BatchPlan& batch, int64_t rows) {
@@ -125,17 +140,6 @@ std::vector<int64_t> boundaries_of(const Config& config, const ModelFacts& facts
   return bytes;
 }
 
-/// How often ranks along tp gather rows for the cut layers of a unit in its backward pass: the input of those
-/// that make features, and the gradient of the output of those that use them up.
-int64_t entered_and_left(const UnitSpec& unit) {
-  int64_t layers = 0;
-  for (const BlockLayer layer : {BlockLayer::kQkv, BlockLayer::kAttentionOutput, BlockLayer::kFeedForwardIn,
-                                 BlockLayer::kFeedForwardOut})
-    layers +=
-        std::ranges::any_of(unit.params, [layer](const ParamSpec& param) { return param.layer == layer; });
-  return layers;
-}
-
 /// The units of stage `index`, the root first, with the bytes that each keeps of a micro-batch. A stage's
 /// output waits for backward where it is also the input of this rank's next stage; tensors from other ranks
 /// are in receive buffers, the gradient of the last block's output included. The final norm keeps its input.
@@ -144,8 +148,6 @@ std::vector<ProgramUnit> units_of_program(const std::vector<UnitSpec>& units, co
                                           const EngineSetting& setting, const Schedule& schedule,
                                           int64_t index) {
   const double tokens = tokens_of_rank(config, facts, batch);
-  // Between the halves of a backward pass a rank keeps all rows that it has gathered.
-  const double tokens_of_others = tokens * static_cast<double>(facts.split.ranks - 1);
   const int64_t width = config.model.d_model * bytes_of(config.precision.compute);
   if (schedule.is_head_part(index)) return units_of_head_part(units, config, batch, setting);
   if (reads_images(config.model.family)) return units_of_images(units, batch, setting);
@@ -161,9 +163,7 @@ std::vector<ProgramUnit> units_of_program(const std::vector<UnitSpec>& units, co
   std::vector<ProgramUnit> result = program_units(units, setting);
   for (size_t i = 0; i < result.size(); ++i) {
     result[i].activation_bytes = at_most_62_bits(tokens * static_cast<double>(kept[i].saved));
-    result[i].between_halves_bytes =
-        at_most_62_bits(tokens * static_cast<double>(kept[i].between_halves) +
-                        static_cast<double>(width * entered_and_left(units[i])) * tokens_of_others);
+    result[i].between_halves_bytes = at_most_62_bits(tokens * static_cast<double>(kept[i].between_halves));
   }
   return result;
 }

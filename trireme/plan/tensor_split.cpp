@@ -6,6 +6,7 @@
 
 #include "trireme/base/error.h"
 #include "trireme/plan/flat_layout.h"
+#include "trireme/plan/fp8.h"
 #include "trireme/plan/model_family.h"
 #include "trireme/plan/stages.h"
 
@@ -122,6 +123,15 @@ std::vector<UnitSpec> parts_of(const std::vector<UnitSpec>& whole, std::vector<U
 
 }  // namespace
 
+int64_t kept_as_rows(const ModelConfig& model, const PrecisionConfig& precision, const MemoryConfig& memory,
+                     const TensorSplit& split, int64_t layer, BlockPart part) {
+  const bool again = layer % memory.recompute_every == 0 &&
+                     (computes_blocks_again(memory.recompute) || memory.recompute == Recompute::kCheap);
+  if (split.ranks == 1 || again || !multiplies_in_fp8(precision.fp8, layer, model.n_layers)) return 0;
+  const int64_t layers = part == BlockPart::kWhole ? 2 : 1;  // queries, keys and values; feed-forward
+  return layers * model.d_model * (bytes_of(precision.compute) - 1);
+}
+
 ModelFacts describe(const ModelConfig& incomplete, int64_t seq_len, const PrecisionConfig& precision,
                     const MemoryConfig& memory, const TensorSplit& at) {
   ModelFacts facts = describe(incomplete, seq_len, precision, memory);
@@ -134,6 +144,8 @@ ModelFacts describe(const ModelConfig& incomplete, int64_t seq_len, const Precis
     facts.params = 0;
     for (const UnitSpec& unit : facts.units) facts.params += unit.numel();
     facts.matmul_params /= at.ranks;
+    for (int64_t layer = 0; layer < model.n_layers; ++layer)
+      facts.saved_bytes_per_token += static_cast<double>(kept_as_rows(model, precision, memory, at, layer));
   }
   const auto shares = static_cast<double>(at.ranks * at.contexts);
   facts.flops_per_token /= shares;

@@ -29,6 +29,12 @@ ModelConfig split_model(const ModelConfig& model, const TensorSplit& split);
 /// The first row of each rank's part of the vocabulary, and behind them its size.
 std::vector<int64_t> split_vocabulary(const ModelConfig& model, int64_t ranks);
 
+/// Bytes that a token of this rank keeps for backward beyond block_bytes(), where the block multiplies in
+/// FP8: layers that make features keep their input in the dtype of computation, as a copy in FP8 would have
+/// the rows of all ranks (nn/linear_parts.h).
+int64_t kept_as_rows(const ModelConfig& model, const PrecisionConfig& precision, const MemoryConfig& memory,
+                     const TensorSplit& split, int64_t layer, BlockPart part = BlockPart::kWhole);
+
 /// describe() for one rank: units hold its parts. A token is one of the whole sequences; `params`, FLOPs and
 /// activations are the rank's share of the whole model's.
 ModelFacts describe(const ModelConfig& model, int64_t seq_len, const PrecisionConfig& precision,
