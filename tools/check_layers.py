@@ -17,7 +17,7 @@ TENSOR_FACES = {"trireme/checkpoint/safetensors.h", "trireme/checkpoint/safetens
 WITHOUT_TORCH = {f"trireme/data/{name}" for name in
                  ("byte_stream.h", "document_file.h", "document_file.cpp", "documents.h", "documents.cpp", "encode_ahead.h",
                   "encode_ahead.cpp", "gzip_stream.cpp", "json_lines.h", "json_lines.cpp", "no_gzip_stream.cpp",
-                  "no_zstd_stream.cpp", "progress.h", "source.h", "source.cpp", "tokenizer.h", "tokenizer.cpp",
+                  "no_zstd_stream.cpp", "packed_input.h", "progress.h", "source.h", "source.cpp", "tokenizer.h", "tokenizer.cpp",
                   "zstd_stream.cpp")}
 WITHOUT_TORCH |= {f"trireme/bench/{name}" for name in
                   ("target.h", "target.cpp", "targets/accumulation.cpp", "targets/checkpoints.cpp", "targets/families.h",

@@ -141,7 +141,7 @@ TEST(IdxSet, RefusesDamage) {
   with_images(idx_header(0x803, {0xffffffffU, 0xffffffffU, 0xffffffffU}), "pixels, which is out of range");
   with_images(idx_images(2, 5, 4), "has 2 images");
   const std::string gz = packed(whole);
-  with_images(gz.substr(0, gz.size() - 9), "is truncated after");
+  with_images(gz.substr(0, gz.size() - 9), "is truncated");
   std::string damaged = gz;
   damaged[damaged.size() - 6] ^= 0x55;  // of the checksum
   with_images(damaged, "is damaged");
@@ -186,7 +186,8 @@ TEST(Unpacking, StopsAtItsLimitAndReadsSeveralMembers) {
   scratch.write("padded", packed("left") + std::string(700, '\0'));
   EXPECT_EQ(read_unpacked(scratch.path("padded"), 100), "left") << "as gzip ignores blocks of a tape";
   scratch.write("stray", packed("left") + std::string(7, '\0') + "x");
-  EXPECT_TRUE(has(message_of<DataError>([&] { read_unpacked(scratch.path("stray"), 100); }), "is damaged"));
+  EXPECT_TRUE(has(message_of<DataError>([&] { read_unpacked(scratch.path("stray"), 100); }),
+                  "has bytes behind the end of its gzip data"));
 }
 
 // folders

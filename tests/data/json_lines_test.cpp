@@ -183,20 +183,5 @@ TEST(JsonLines, HoldOutExactlyTheShareOfPackedText) {
   EXPECT_GT(told.back().done, told.back().total * 9 / 10);
 }
 
-TEST(JsonLines, PackedByZstdAreReadOrRefusedWithTheWayOut) {
-  // 'zstd' of {"text":"oars"} and a line break, as the command writes it.
-  static constexpr unsigned char kFrame[] = {0x28, 0xb5, 0x2f, 0xfd, 0x04, 0x58, 0x81, 0x00, 0x00, 0x7b,
-                                             0x22, 0x74, 0x65, 0x78, 0x74, 0x22, 0x3a, 0x22, 0x6f, 0x61,
-                                             0x72, 0x73, 0x22, 0x7d, 0x0a, 0xdc, 0xf2, 0x74, 0xa8};
-  const Scratch scratch;
-  const std::string path =
-      scratch.write("a.jsonl.zst", std::string(reinterpret_cast<const char*>(kFrame), sizeof kFrame));
-  try {
-    EXPECT_EQ(documents_of(path), Strings{"oars"});
-  } catch (const EnvironmentError& error) {
-    EXPECT_NE(std::string(error.what()).find("unpack it with zstd -d"), std::string::npos) << error.what();
-  }
-}
-
 }  // namespace
 }  // namespace trireme::data

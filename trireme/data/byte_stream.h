@@ -23,11 +23,14 @@ class ByteStream {
   ByteStream() = default;
 };
 
-/// The text of a file packed by gzip, with any number of members. Throws EnvironmentError where this build
-/// has no zlib, DataError where the file cannot be read.
+/// The text of a file packed by gzip, with any number of members, and zeros behind them. Other bytes behind
+/// them are damage, of which gzip(1) only warns: what they were meant to be would be missing from the text.
+/// Throws EnvironmentError where this build has no zlib, DataError where the file cannot be read.
 std::unique_ptr<ByteStream> open_gzip(const std::string& path);
 
-/// The text of a file packed by zstd, with any number of frames. Throws as open_gzip() does.
+/// The text of a file packed by zstd, with any number of frames, whose windows may have 2 GiB: zstd
+/// --long=31. Memory holds a window. Throws as open_gzip() does, and OutOfMemory where there is none for the
+/// window.
 std::unique_ptr<ByteStream> open_zstd(const std::string& path);
 
 }  // namespace trireme::data
