@@ -7,23 +7,29 @@
 #include <string>
 #include <vector>
 
+#include "tests/data/held_memory.h"
 #include "trireme/base/hash.h"
 
 namespace trireme::data {
 namespace {
 
 /// Held-out bytes by document, documents being drawn as those of one file.
-std::vector<int64_t> hold_out(const std::vector<int64_t>& sizes, double fraction, int64_t spare_bytes = 0) {
-  const int64_t most = std::accumulate(sizes.begin(), sizes.end(), spare_bytes);
-  HeldOutChooser chooser(fraction, most);
+std::vector<int64_t> hold_out(const std::vector<int64_t>& sizes, double fraction) {
+  HeldOutChooser chooser(fraction);
   for (size_t i = 0; i < sizes.size(); ++i) chooser.add(held_out_draw("text", i), sizes[i]);
-  const HeldOut chosen = chooser.choose();
+  HeldOut chosen = chooser.choose();
   std::vector<int64_t> bytes;
-  for (size_t i = 0; i < sizes.size(); ++i) {
-    const DrawnDocument document{.draw = held_out_draw("text", i), .ordinal = static_cast<int64_t>(i)};
-    bytes.push_back(chosen.bytes_of(document, sizes[i]));
-  }
-  EXPECT_EQ(std::accumulate(bytes.begin(), bytes.end(), int64_t{0}), chosen.bytes);
+  for (size_t i = 0; i < sizes.size(); ++i) bytes.push_back(chosen.take(held_out_draw("text", i), sizes[i]));
+  return bytes;
+}
+
+/// Held-out bytes of documents of 10 bytes with these draws.
+std::vector<int64_t> hold_out_drawn(const std::vector<uint64_t>& draws, double fraction) {
+  HeldOutChooser chooser(fraction);
+  for (const uint64_t draw : draws) chooser.add(draw, 10);
+  HeldOut chosen = chooser.choose();
+  std::vector<int64_t> bytes;
+  for (const uint64_t draw : draws) bytes.push_back(chosen.take(draw, 10));
   return bytes;
 }
 
@@ -39,7 +45,7 @@ TEST(HeldOut, IsTheShareToTheByteWhateverTheDocuments) {
   for (const auto& sizes : corpora) {
     const int64_t all = std::accumulate(sizes.begin(), sizes.end(), int64_t{0});
     for (const double fraction : {0.0, 1e-9, 0.01, 0.02, 0.3, 0.5, 0.999}) {
-      const std::vector<int64_t> bytes = hold_out(sizes, fraction, /*spare_bytes=*/all / 10);
+      const std::vector<int64_t> bytes = hold_out(sizes, fraction);
       EXPECT_EQ(std::accumulate(bytes.begin(), bytes.end(), int64_t{0}),
                 std::llround(static_cast<double>(all) * fraction))
           << sizes.size() << " documents, " << fraction;
@@ -59,20 +65,21 @@ TEST(HeldOut, CutsOneDocumentAtMost) {
 }
 
 TEST(HeldOut, TakesTheLowestDraws) {
-  HeldOutChooser chooser(0.5, 40);
-  for (const uint64_t draw : {7, 3, 9, 1}) chooser.add(draw, 10);
-  const HeldOut chosen = chooser.choose();
-  EXPECT_EQ(chosen.bytes_of({1, 3}, 10), 10);
-  EXPECT_EQ(chosen.bytes_of({3, 1}, 10), 10);
-  EXPECT_EQ(chosen.bytes_of({7, 0}, 10), 0);
-  EXPECT_EQ(chosen.bytes_of({9, 2}, 10), 0);
+  constexpr uint64_t kOne = uint64_t{1} << 60;
+  EXPECT_EQ(hold_out_drawn({7 * kOne, 3 * kOne, 9 * kOne, kOne}, 0.5), (std::vector<int64_t>{0, 10, 0, 10}));
+  EXPECT_EQ(hold_out_drawn({7 * kOne, 3 * kOne, 9 * kOne, kOne}, 0.6), (std::vector<int64_t>{4, 10, 0, 10}));
 }
 
-TEST(HeldOut, TellsDocumentsOfEqualDrawsApart) {
-  HeldOutChooser chooser(0.5, 40);
-  for (int i = 0; i < 4; ++i) chooser.add(5, 10);
-  const HeldOut chosen = chooser.choose();
-  for (int64_t i = 0; i < 4; ++i) EXPECT_EQ(chosen.bytes_of({5, i}, 10), i < 2 ? 10 : 0) << i;
+TEST(HeldOut, TakesEqualDrawsInSourceOrder) {
+  EXPECT_EQ(hold_out_drawn({5, 5, 5, 5}, 0.5), (std::vector<int64_t>{10, 10, 0, 0}));
+  EXPECT_EQ(hold_out_drawn({5, 5, 5, 5}, 0.6), (std::vector<int64_t>{10, 10, 4, 0}));
+}
+
+TEST(HeldOut, IsChosenInTheSameMemoryForAnyNumberOfDocuments) {
+  HeldOutChooser chooser(0.5);
+  const int64_t before = testing::heap_bytes();
+  for (size_t i = 0; i < 1'000'000; ++i) chooser.add(held_out_draw("text", i), 100);
+  EXPECT_LT(testing::heap_bytes() - before, 1 << 20);
 }
 
 TEST(HeldOutDraw, IsEvenOverIndicesAndNames) {

@@ -26,7 +26,7 @@
 namespace trireme::data {
 namespace {
 
-constexpr uint64_t kFormatVersion = 3;  // of what pack() writes: a new one makes every cached corpus stale
+constexpr uint64_t kFormatVersion = 4;  // of what pack() writes: a new one makes every cached corpus stale
 constexpr const char* kUnfinished = ".tmp";
 constexpr const char* kLock = ".lock";
 constexpr double kLockTimeoutSeconds = 300.0;  // without a sign of life of the process that prepares

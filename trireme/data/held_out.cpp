@@ -1,5 +1,6 @@
 #include "trireme/data/held_out.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "trireme/base/hash.h"
@@ -7,8 +8,10 @@
 namespace trireme::data {
 namespace {
 
-int64_t share_of(int64_t bytes, double fraction) {
-  return std::llround(static_cast<double>(bytes) * fraction);
+constexpr int kGroupBits = 20;  // 8 MiB of counts
+
+size_t group_of(uint64_t draw) {
+  return static_cast<size_t>(draw >> (64 - kGroupBits));
 }
 
 }  // namespace
@@ -17,38 +20,27 @@ uint64_t held_out_draw(std::string_view name, size_t index) {
   return mix64(xxh3(name), index);
 }
 
-int64_t HeldOut::bytes_of(const DrawnDocument& document, int64_t size) const {
-  if (last_bytes == 0 || document > last) return 0;
-  return document == last ? last_bytes : size;
+int64_t HeldOut::take(uint64_t draw, int64_t size) {
+  const size_t group = group_of(draw);
+  if (group != last_group_) return group < last_group_ ? size : 0;
+  const int64_t taken = std::min(size, left_);
+  left_ -= taken;
+  return taken;
 }
 
-HeldOutChooser::HeldOutChooser(double val_fraction, int64_t most_bytes)
-    : val_fraction_(val_fraction), most_held_out_(share_of(most_bytes, val_fraction)) {}
+HeldOutChooser::HeldOutChooser(double val_fraction)
+    : val_fraction_(val_fraction), group_bytes_(size_t{1} << kGroupBits) {}
 
 void HeldOutChooser::add(uint64_t draw, int64_t bytes) {
-  const DrawnDocument document{.draw = draw, .ordinal = documents_++};
+  group_bytes_[group_of(draw)] += bytes;
   bytes_ += bytes;
-  if (candidate_bytes_ >= most_held_out_ && (candidates_.empty() || document > candidates_.top().document)) {
-    return;
-  }
-  candidates_.push({document, bytes});
-  candidate_bytes_ += bytes;
-  shrink_to(most_held_out_);
 }
 
-void HeldOutChooser::shrink_to(int64_t bytes) {
-  while (!candidates_.empty() && candidate_bytes_ - candidates_.top().bytes >= bytes) {
-    candidate_bytes_ -= candidates_.top().bytes;
-    candidates_.pop();
-  }
-}
-
-HeldOut HeldOutChooser::choose() {
-  const int64_t wanted = share_of(bytes_, val_fraction_);
-  shrink_to(wanted);
-  if (candidates_.empty()) return {};
-  const Candidate& last = candidates_.top();
-  return {.last = last.document, .last_bytes = last.bytes - (candidate_bytes_ - wanted), .bytes = wanted};
+HeldOut HeldOutChooser::choose() const {
+  int64_t left = std::llround(static_cast<double>(bytes_) * val_fraction_);
+  size_t group = 0;
+  for (; left > group_bytes_[group]; ++group) left -= group_bytes_[group];
+  return {group, left};
 }
 
 }  // namespace trireme::data

@@ -1,10 +1,10 @@
 #pragma once
 // Which text of a corpus is held out for validation: exactly the share that was asked for, in bytes.
 // Documents are drawn by a hash of their place, the lowest draws first, and the one with which the share is
-// reached is cut in two.
+// reached is cut in two. Draws count by their first bits, so that memory is the same for any number of
+// documents; those that agree in these are held out in source order.
 #include <cstddef>
 #include <cstdint>
-#include <queue>
 #include <string_view>
 #include <vector>
 
@@ -14,45 +14,36 @@ namespace trireme::data {
 /// move few documents from one split to the other.
 uint64_t held_out_draw(std::string_view name, size_t index);
 
-/// A document's place in the order in which documents are held out: by draw, equal draws in source order.
-struct DrawnDocument {
-  uint64_t draw = 0;
-  int64_t ordinal = 0;  ///< counts the documents of the source
-  auto operator<=>(const DrawnDocument&) const = default;
-};
-
-/// Documents below `last` are held out whole, and of `last` itself its final `last_bytes`.
-struct HeldOut {
-  DrawnDocument last;
-  int64_t last_bytes = 0;  ///< 0: nothing is held out
-  int64_t bytes = 0;       ///< held out in all
-
-  /// How many bytes at the end of a document are held out: none, all `size`, or where it is cut.
-  int64_t bytes_of(const DrawnDocument& document, int64_t size) const;
-};
-
-/// Chooses in one pass, with room for the documents that are held out and no others.
-class HeldOutChooser {
+/// Says of the documents of a source, one after another, how much of each is held out.
+class HeldOut {
  public:
-  /// `val_fraction` in [0, 1) of documents that have at most `most_bytes` together.
-  HeldOutChooser(double val_fraction, int64_t most_bytes);
-  void add(uint64_t draw, int64_t bytes);
-  /// val_fraction of the bytes that were added, to the nearest byte.
-  HeldOut choose();
+  /// Nothing is held out.
+  HeldOut() = default;
+  /// Documents whose draws are below those of group `last_group` are held out whole; of that group, the first
+  /// `of_last_group` bytes in source order.
+  HeldOut(size_t last_group, int64_t of_last_group) : last_group_(last_group), left_(of_last_group) {}
+
+  /// How many bytes at the end of the next document are held out: none, all `size`, or where it is cut.
+  int64_t take(uint64_t draw, int64_t size);
 
  private:
-  struct Candidate {
-    DrawnDocument document;
-    int64_t bytes = 0;
-    bool operator<(const Candidate& other) const { return document < other.document; }
-  };
-  /// Drops candidates that are not needed for `bytes`.
-  void shrink_to(int64_t bytes);
+  size_t last_group_ = 0;
+  int64_t left_ = 0;  ///< bytes of last_group_ that are still to be held out
+};
 
+/// Chooses in one pass over the documents, in source order.
+class HeldOutChooser {
+ public:
+  /// `val_fraction` in [0, 1).
+  explicit HeldOutChooser(double val_fraction);
+  void add(uint64_t draw, int64_t bytes);
+  /// val_fraction of the bytes that were added, to the nearest byte.
+  HeldOut choose() const;
+
+ private:
   double val_fraction_;
-  int64_t most_held_out_;
-  std::priority_queue<Candidate> candidates_;  ///< the lowest draws; the highest of them on top
-  int64_t candidate_bytes_ = 0, bytes_ = 0, documents_ = 0;
+  std::vector<int64_t> group_bytes_;  ///< of all documents whose draws begin with the same bits
+  int64_t bytes_ = 0;                 ///< of all documents
 };
 
 }  // namespace trireme::data

@@ -11,7 +11,6 @@
 #include "trireme/data/documents.h"
 #include "trireme/data/encode_ahead.h"
 #include "trireme/data/held_out.h"
-#include "trireme/data/json_lines.h"
 #include "trireme/data/shard.h"
 
 namespace trireme::data {
@@ -41,15 +40,8 @@ struct Survey {
   std::string first_not_utf8;  ///< path
 };
 
-/// An upper bound of the text in all documents. Only what is not packed has one that is of use.
-int64_t most_text_bytes(const Source& source) {
-  const auto packed = [](const SourceFile& file) { return is_json_lines(file.name) && is_packed(file.name); };
-  constexpr int64_t kNoBound = int64_t{1} << 60;
-  return std::ranges::any_of(source.files, packed) ? kNoBound : source.bytes;
-}
-
 Survey survey(const Source& source, double val_fraction, ProgressMeter& meter) {
-  HeldOutChooser chooser(val_fraction, most_text_bytes(source));
+  HeldOutChooser chooser(val_fraction);
   Survey result;
   for (const SourceFile& file : source.files) {
     DocumentFile documents(source, file, [&] { meter.beat(); });
@@ -141,16 +133,14 @@ class Packer {
 };
 
 std::map<std::string, SplitEntry> write_splits(const Source& source, const Tokenizer& tokenizer,
-                                               const HeldOut& held_out, const PackOptions& options,
+                                               HeldOut held_out, const PackOptions& options,
                                                ProgressMeter& meter) {
   Packer packer(tokenizer, options.folder, options.threads, meter);
-  int64_t ordinal = 0;
   for (const SourceFile& file : source.files) {
     DocumentFile documents(source, file, [&] { meter.beat(); });
     for (size_t index = 0; const auto document = documents.next(); ++index) {
       const auto size = static_cast<int64_t>(document->size());
-      const int64_t held_out_bytes =
-          held_out.bytes_of({.draw = held_out_draw(file.name, index), .ordinal = ordinal++}, size);
+      const int64_t held_out_bytes = held_out.take(held_out_draw(file.name, index), size);
       packer.add(*document, character_begin(*document, static_cast<size_t>(size - held_out_bytes)),
                  documents.last_bytes());
     }
