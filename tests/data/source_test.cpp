@@ -92,6 +92,30 @@ TEST(ListSource, RefusesParquetWithTheWayOut) {
   EXPECT_NE(message.find("part.jsonl', orient='records', lines=True"), std::string::npos) << message;
 }
 
+TEST(ListSource, RefusesPackedFilesThatAreNotJsonLines) {
+  const struct {
+    const char *name, *way_out;
+  } cases[] = {{"a.txt.gz", "unpack it with gzip -d '"}, {"a.txt.zst", "unpack it with zstd -d '"},
+               {"a.csv.gz", "unpack it with gzip -d '"}, {"a.json.gz", "give it a name with .jsonl in place"},
+               {"a.jsonl.xz", "unpack it with xz -d '"}, {"a.bz2", "unpack it with bzip2 -d '"},
+               {"a.zip", "unpack it with unzip '"},      {"a.tar.gz", "unpack it with gzip -d '"},
+               {"a.jsonl.zip", "unpack it with unzip '"}};
+  for (const auto& [name, way_out] : cases) {
+    const testing::Scratch scratch;
+    scratch.write("t/0.txt", "text");
+    const std::string path = scratch.write(std::string("t/") + name, "packed");
+    for (const std::string& asked : {path, scratch.path("t")}) {
+      const std::string message = testing::message_of<ConfigError>([&] { list_source(asked); });
+      EXPECT_NE(message.find(path + " is packed, and only JSON Lines are read so"), std::string::npos)
+          << message;
+      EXPECT_NE(message.find(way_out), std::string::npos) << message;
+    }
+  }
+  const testing::Scratch scratch;
+  for (const char* name : {"a.jsonl.gz", "a.jsonl.zst", "gz", "zip.txt"}) scratch.write(name, "x");
+  EXPECT_EQ(list_source(scratch.path("")).files.size(), 4U);
+}
+
 TEST(ListSource, TakesAFieldOfJsonLines) {
   const testing::Scratch scratch;
   scratch.write("t/a.jsonl", "{}");

@@ -98,14 +98,14 @@ bool is_blank(std::string_view line) {
   return line.find_first_not_of(" \t\r\n") == std::string_view::npos;
 }
 
+bool is_packed(std::string_view name) {
+  return name.ends_with(".gz") || name.ends_with(".zst");
+}
+
 }  // namespace
 
 bool is_json_lines(std::string_view name) {
   return name.ends_with(".jsonl") || name.ends_with(".jsonl.gz") || name.ends_with(".jsonl.zst");
-}
-
-bool is_packed(std::string_view name) {
-  return name.ends_with(".gz") || name.ends_with(".zst");
 }
 
 JsonLines::JsonLines(const std::string& path, std::string field, std::function<void()> while_reading)

@@ -18,9 +18,6 @@ inline constexpr const char* kTextField = "text";
 /// Whether a file is read as JSON Lines: *.jsonl, *.jsonl.gz and *.jsonl.zst.
 bool is_json_lines(std::string_view name);
 
-/// Whether a file is packed, by its name, so that its size is not that of its text.
-bool is_packed(std::string_view name);
-
 /// The documents of one file, a line each. Empty lines, and documents of no bytes, are left out.
 class JsonLines {
  public:

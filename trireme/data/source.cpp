@@ -114,16 +114,48 @@ void list_file(Source& source, const struct stat& info) {
   source.files.push_back({source.path.substr(slash + 1), info.st_size, mtime_ns(info)});
 }
 
+constexpr std::string_view kParquet = ".parquet";
+
+/// Ends of names of packed files, and what unpacks them.
+constexpr struct {
+  std::string_view end, command;
+} kPackings[] = {{".gz", "gzip -d"},  {".zst", "zstd -d"}, {".xz", "xz -d"}, {".bz2", "bzip2 -d"},
+                 {".lz4", "lz4 -d"},  {".zip", "unzip"},   {".7z", "7z x"},  {".tar", "tar -xf"},
+                 {".tgz", "tar -xf"}, {".lzma", "xz -d"},  {".Z", "gzip -d"}};
+
+/// The command that unpacks a file that is not read as it is; empty: it is read.
+std::string_view unpacker_of(std::string_view name) {
+  if (is_json_lines(name)) return {};
+  const auto ends_name = [name](const auto& packing) { return name.ends_with(packing.end); };
+  const auto* const found = std::ranges::find_if(kPackings, ends_name);
+  return found == std::end(kPackings) ? std::string_view() : found->command;
+}
+
+/// Its bytes would be taken for text.
+void refuse_packed(const Source& source) {
+  const auto found = std::ranges::find_if(
+      source.files, [](const SourceFile& file) { return !unpacker_of(file.name).empty(); });
+  if (found == source.files.end()) return;
+  const std::string path = source.path_of(*found);
+  throw ConfigError(
+      "[data.source] {} is packed, and only JSON Lines are read so (*.jsonl.gz, *.jsonl.zst); unpack it with "
+      "{} '{}'{}",
+      path, unpacker_of(path), path,
+      path.find(".json.") != std::string::npos
+          ? ", or, if each line of it is a JSON object, give it a name with .jsonl in place of .json"
+          : "");
+}
+
 /// Parquet is a format of columns that takes a library of its own to read.
 void refuse_parquet(const Source& source) {
-  const auto is_parquet = [](const SourceFile& file) { return file.name.ends_with(".parquet"); };
+  const auto is_parquet = [](const SourceFile& file) { return file.name.ends_with(kParquet); };
   const auto found = std::ranges::find_if(source.files, is_parquet);
   if (found == source.files.end()) return;
   const std::string path = source.path_of(*found);
   throw ConfigError(
       "[data.source] {} is Parquet, which is not read; write it as JSON Lines, for example with Python's "
       "pandas: pandas.read_parquet('{}').to_json('{}.jsonl', orient='records', lines=True)",
-      path, path, path.substr(0, path.size() - std::string_view(".parquet").size()));
+      path, path, path.substr(0, path.size() - kParquet.size()));
 }
 
 void check_field(const Source& source) {
@@ -167,6 +199,7 @@ Source list_source(const std::string& path, const OnProgress& on_progress) {
         source.path);
   }
   refuse_parquet(source);
+  refuse_packed(source);
   check_field(source);
   for (const SourceFile& file : source.files) source.bytes += file.bytes;
   return source;

@@ -36,8 +36,8 @@ TextPath parse_text_path(const std::string& text);
 /// Lists `path`, a text file or a folder, as parse_text_path() takes it, recursively. Hidden entries, empty
 /// and special files are left out, and so are symbolic links inside the folder: files inside the folder are
 /// listed anyway, and files outside were not asked for. Throws ConfigError when the path is missing, not
-/// readable by this user, neither file nor folder, or holds no text; where a file is Parquet, or a field is
-/// named and no file is JSON Lines; DataError when its disk fails.
+/// readable by this user, neither file nor folder, or holds no text; where a file is Parquet or packed (but
+/// for JSON Lines), or a field is named and no file is JSON Lines; DataError when its disk fails.
 Source list_source(const std::string& path, const OnProgress& on_progress = {});
 
 /// A file of a source. Throws DataError when it cannot be read.
