@@ -54,18 +54,35 @@ TEST(ConfigShow, TheVocabularyFollowsTheTokenizerUnlessItIsGiven) {
   EXPECT_EQ(with_preset("gpt2-124m").json()["config"]["model"]["vocab_size"], 50257);
 }
 
-TEST(ConfigShow, RefusesTokenizersThatAreNotThereOrTooLarge) {
+TEST(ConfigShow, NeedsNoDataAndNoTokenizerThatIsNotThere) {
   const FrontProcess front;
   std::filesystem::create_directories(front.file("models"));
   std::filesystem::copy_file(TRIREME_TEXT_FIXTURES "/llama2.json", front.file("models/llama2.json"));
-  write_file_atomic(front.file("models/c.yaml"), "data: {tokenizer: llama2.json}\n");
+  write_file_atomic(front.file("models/c.yaml"), "data: {path: none.txt, tokenizer: llama2.json}\n");
+  const Outcome shown = front.run({"config", "show", "models/c.yaml", "--json"});
+  ASSERT_EQ(shown.code, 0) << shown.err;
+  const auto data = shown.json()["config"]["data"];
+  EXPECT_EQ(data["path"], "none.txt");
+  EXPECT_TRUE(data["tokenizer"].get<std::string>().ends_with("/llama2.json")) << data;
+  EXPECT_EQ(shown.json()["config"]["model"]["vocab_size"], 256);
+  EXPECT_TRUE(contains(shown.err, "does not exist; did you mean ")) << shown.err;
+  EXPECT_TRUE(contains(shown.err, "models/llama2.json, beside the config file?")) << shown.err;
+  const Outcome trained = front.run(
+      {"train", "models/c.yaml", "--data.path=models/c.yaml", "--device=cpu", "-n", "1", "--dry-run"});
+  EXPECT_EQ(trained.code, 2);
+  EXPECT_TRUE(contains(trained.err, "models/llama2.json, beside the config file?")) << trained.err;
+}
+
+TEST(ConfigShow, RefusesTokenizersThatAreEmptyOrTooLarge) {
+  const FrontProcess front;
+  std::filesystem::create_directories(front.file("models"));
+  std::filesystem::copy_file(TRIREME_TEXT_FIXTURES "/llama2.json", front.file("models/llama2.json"));
   const auto refusal = [&](Words words) {
     words.insert(words.begin(), {"config", "show"});
     const Outcome outcome = front.run(words);
     EXPECT_EQ(outcome.code, 2) << outcome.err;
     return outcome.err;
   };
-  EXPECT_TRUE(contains(refusal({"models/c.yaml"}), "models/llama2.json, beside the config file?"));
   EXPECT_TRUE(contains(refusal({"--data.tokenizer="}), "data.tokenizer is empty"));
   const std::string message = refusal({"--data.tokenizer=models/llama2.json", "--model.vocab_size=300"});
   EXPECT_TRUE(contains(message, "set model.vocab_size to 636 or more")) << message;

@@ -6,6 +6,7 @@
 #include <iterator>
 
 #include "tests/cli/front_process.h"
+#include "tests/cli/recording_worker.h"
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
 
@@ -170,13 +171,38 @@ TEST_F(Inspect, ReadsJsonLines) {
 
 TEST_F(DataText, ARunKeepsTheFieldWithTheWholePath) {
   write_file_atomic(front_.file("c.jsonl"), "{\"body\": \"Dogs.\"}\n");
-  const Outcome plan =
-      front_.run({"train", "--data.path=c.jsonl#body", "--device=cpu", "-n", "1", "--dry-run"});
-  EXPECT_EQ(plan.code, 0) << plan.err;
+  front_.set_worker(recorder(0));
+  const Outcome run = front_.run({"train", "--data.path=c.jsonl#body", "--device=cpu", "-n", "1"});
+  ASSERT_EQ(run.code, 0) << run.err;
+  const Outcome kept = front_.run({"config", "show", "runs/latest/config.yaml", "--json"});
+  const std::string path = kept.json()["config"]["data"]["path"];
+  EXPECT_TRUE(fs::path(path).is_absolute()) << path;
+  ASSERT_TRUE(path.ends_with("/c.jsonl#body")) << path;
+  EXPECT_TRUE(fs::equivalent(path.substr(0, path.size() - 5), front_.file("c.jsonl"))) << path;
   const Outcome none =
       front_.run({"train", "--data.path=d.jsonl#body", "--device=cpu", "-n", "1", "--dry-run"});
   EXPECT_EQ(none.code, 2);
   EXPECT_TRUE(contains(none.err, "d.jsonl does not exist")) << none.err;
+}
+
+/// No rank is started for them.
+TEST_F(DataText, FilesThatAreNotReadAreRefusedWithTheWayOut) {
+  front_.set_worker(recorder(0));
+  make_directories(front_.file("mixed"));
+  write_file_atomic(front_.file("mixed/a.txt"), "text");
+  write_file_atomic(front_.file("mixed/b.csv.gz"), "text");
+  write_file_atomic(front_.file("c.json.gz"), "text");
+  const auto refused = [&](const std::string& path, const std::string& said) {
+    for (const Words& words : {Words{"train", "--device=cpu", "-n", "1", "--data.path=" + path},
+                               Words{"data", "inspect", path}, Words{"data", "train-tokenizer", path}}) {
+      const Outcome outcome = front_.run(words);
+      EXPECT_EQ(outcome.code, 2) << outcome.err;
+      EXPECT_TRUE(contains(outcome.err, said)) << outcome.err;
+    }
+    EXPECT_FALSE(fs::exists(front_.file("request-0")));
+  };
+  refused("mixed", "mixed/b.csv.gz is packed, and only JSON Lines are read so");
+  refused("c.json.gz", "c.json.gz', or, if each line of it is a JSON object, give it a name with .jsonl");
 }
 
 TEST_F(DataText, AFieldWithoutAFileIsRefused) {

@@ -59,7 +59,7 @@ plan::ResolvedConfig load_shown(ShowOptions options, bool flag, const Front& fro
 
 int show(const ShowOptions& options, bool flag, const Front& front) {
   plan::ResolvedConfig resolved = load_shown(options, flag, front);
-  settle_tokenizer(resolved, options.path);
+  settle_tokenizer_if_any(resolved, options.path);
   say_notes(resolved);
   if (options.json) {
     print_show_json(resolved, options.origin);

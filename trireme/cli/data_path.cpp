@@ -87,10 +87,37 @@ void settle_data_path(plan::Config& config, const std::string& config_file) {
   config.data.path = path.string() + (field.empty() ? "" : "#" + field);
 }
 
+void check_texts(const plan::Config& config) {
+  if (config.data.path != "builtin" && !plan::reads_images(config.model.family))
+    data::list_source(config.data.path);
+}
+
+namespace {
+
+/// Whether the tokenizer is a file or folder; no model of images has one.
+bool has_tokenizer_file(const plan::Config& config) {
+  return config.data.tokenizer != plan::kByteTokenizer && !plan::reads_images(config.model.family);
+}
+
+}  // namespace
+
+void settle_tokenizer_if_any(plan::ResolvedConfig& resolved, const std::string& config_file) {
+  plan::Config& config = resolved.config;
+  std::string& tokenizer = config.data.tokenizer;
+  std::error_code ignored;
+  if (!has_tokenizer_file(config) || tokenizer.empty() || fs::exists(tokenizer, ignored))
+    return settle_tokenizer(resolved, config_file);
+  const fs::path given = tokenizer, path = fs::absolute(given).lexically_normal();
+  resolved.notes.push_back(
+      fmt::format("data.tokenizer={} does not exist{}; once it does, model.vocab_size ({}) may follow it",
+                  path.string(), beside_config(given, config_file), config.model.vocab_size));
+  tokenizer = path.string();
+}
+
 void settle_tokenizer(plan::ResolvedConfig& resolved, const std::string& config_file) {
   plan::Config& config = resolved.config;
   std::string& tokenizer = config.data.tokenizer;
-  if (tokenizer == plan::kByteTokenizer || plan::reads_images(config.model.family)) return;
+  if (!has_tokenizer_file(config)) return;
   constexpr const char* kFix =
       "set it to 'byte', a tokenizer.json, a SentencePiece .model, a published .tiktoken, or a folder with a "
       "tokenizer";

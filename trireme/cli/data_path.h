@@ -14,6 +14,10 @@ namespace trireme::cli {
 /// this user may read.
 void settle_data_path(plan::Config& config, const std::string& config_file);
 
+/// Throws ConfigError where a text of the settled data.path is in a format that is not read. Looks at the
+/// names of all files of a folder.
+void check_texts(const plan::Config& config);
+
 /// Where data.tokenizer is a file or folder, makes it absolute likewise; model.vocab_size follows it unless
 /// somebody has given one, or a preset one that is large enough. Throws ConfigError where there is no
 /// tokenizer that trains (data::make_tokenizer()), or the model has fewer rows than it has tokens, and
@@ -23,6 +27,9 @@ void settle_tokenizer(plan::ResolvedConfig& resolved, const std::string& config_
 /// Why data.tokenizer of `model` cannot be the tokenizer that came with it in the folder of Hugging Face;
 /// empty: it can.
 std::string why_no_tokenizer(const std::string& folder, const plan::ModelConfig& model);
+
+/// settle_tokenizer() for a config that is only shown: where there is no tokenizer yet, a note says so.
+void settle_tokenizer_if_any(plan::ResolvedConfig& resolved, const std::string& config_file);
 
 /// Throws EnvironmentError where the data of `config` has to be prepared in the cache folder, and nothing can
 /// be written there: ranks would find that only after they have met.

@@ -81,6 +81,7 @@ plan::ResolvedConfig settled_config(const TrainJob& job, const Front& front,
                                     std::optional<int64_t> world_size = {}) {
   plan::ResolvedConfig resolved = load_config(job, front, world_size);
   settle_data_path(resolved.config, job.config);
+  check_texts(resolved.config);
   settle_tokenizer(resolved, job.config);
   settle_kept_files(resolved, job.config);
   settle_weights_path(resolved.config, runs_root(job, front));
