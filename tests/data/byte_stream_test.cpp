@@ -16,7 +16,7 @@ namespace {
 using testing::Scratch;
 
 /// The text of a stream, read by `step` bytes.
-std::string text_of(std::unique_ptr<ByteStream> stream, size_t step = 1000) {
+[[maybe_unused]] std::string text_of(std::unique_ptr<ByteStream> stream, size_t step = 1000) {
   std::string text, part(step, '\0');
   while (const size_t count = stream->read(part)) text.append(part, 0, count);
   return text;

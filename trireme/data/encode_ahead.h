@@ -34,9 +34,9 @@ class EncodeAhead {
   ~EncodeAhead();
 
   /// `take` gets the ids, in the order of the texts and in this thread, during a later call or finish().
-  /// Waits until there is room: 16 MiB a thread, or one text that is longer, in which a text counts with its
-  /// bytes until it is tokenised, an id for each byte until their number is known, and what is kept about it.
-  /// Throws what the tokenizer and those that take threw.
+  /// Waits until there is room: memory holds 16 MiB a thread, or one text that is longer. A text counts with
+  /// its bytes and an id for each of them until it is tokenised, then with its ids, and always with what is
+  /// kept about it. Throws what the tokenizer and those that take threw.
   void add(std::string_view text, Take take);
   /// Waits until all ids are taken. Call once, last.
   void finish();
