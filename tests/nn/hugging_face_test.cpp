@@ -6,16 +6,24 @@
 
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "tests/support/relative_error.h"
+#include "tests/support/spawn.h"
 #include "trireme/base/file.h"
+#include "trireme/base/text.h"
 #include "trireme/checkpoint/fit.h"
 #include "trireme/checkpoint/model_folder.h"
 #include "trireme/checkpoint/new_folder.h"
 #include "trireme/checkpoint/safetensors.h"
+#include "trireme/comm/mesh.h"
 #include "trireme/nn/language_model.h"
+#include "trireme/optim/optimizer.h"
+#include "trireme/parallel/data_parallel.h"
+#include "trireme/plan/adapter.h"
 #include "trireme/plan/hugging_face.h"
 #include "trireme/plan/model_facts.h"
+#include "trireme/train/adapter.h"
 
 namespace trireme {
 namespace {
@@ -85,6 +93,73 @@ TEST(HuggingFace, WhatIsWrittenIsWhatWasReadByteForByte) {
     out.commit();
     expect_equal(folder + "/model", folder + "/exported");
   }
+}
+
+/// LoRA as peft.LoraConfig in make_hugging_face.py has it.
+plan::ModelConfig with_adapter(plan::ModelConfig model, const SafetensorsReader& adapter) {
+  std::set<std::string> targets;
+  const std::string suffix = std::string(plan::kAdapterIn) + ".weight";
+  for (const auto& [name, info] : adapter.tensors()) {
+    if (!name.ends_with(suffix)) continue;
+    const std::string module = name.substr(0, name.size() - suffix.size());
+    targets.insert(module.substr(module.rfind('.') + 1));
+  }
+  model.adapter = {.kind = plan::AdapterKind::kLora,
+                   .rank = 4,
+                   .alpha = 8.0,
+                   .targets = join(std::vector(targets.begin(), targets.end()), ",")};
+  return model;
+}
+
+/// Trains on one rank what PEFT has trained there, and exports it. Returns how many matrices are trained.
+int64_t train_as_peft(const std::string& folder, const std::shared_ptr<comm::World>& world) {
+  int64_t trained = 0;
+  const SafetensorsReader base(folder + "/base"), start(folder + "/adapter.safetensors"),
+      reference(folder + "/trained.safetensors");
+  const plan::ModelConfig config = with_adapter(model_of(folder + "/base"), start);
+  const plan::ModelFacts facts = plan::describe(config, config.max_seq_len);
+  const auto model = nn::build(config);
+  const comm::Mesh mesh = comm::make_mesh(world, plan::MeshShape::fit({}, 1));
+  const auto values = [&](const std::string& name, const plan::Region& region, at::Tensor& out) {
+    const at::Tensor whole =
+        plan::is_of_adapter(name) ? start.read("base_model.model." + name) : base.read(name);
+    out.copy_(whole.reshape({-1}).narrow(0, region.range.begin, region.numel()));
+  };
+  parallel::DataParallel engine(*model, facts.units, mesh, {}, values);
+  model->set_unit_runner([&](const nn::Unit& unit, const at::Tensor& x, bool begins_pass) {
+    return engine.run_unit(unit.name, x, unit.forward, begins_pass);
+  });
+  const auto optimizer = optim::build(
+      {.lr = 5e-3, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1}, engine.optimizer_params());
+  const at::Tensor tokens = reference.read("tokens"), losses = reference.read("losses");
+  const int64_t length = tokens.size(1);
+  for (int64_t step = 0; step < losses.size(0); ++step) {
+    const at::Tensor loss = model->loss(tokens.narrow(1, 0, length - 1).contiguous(),
+                                        tokens.narrow(1, 1, length - 1).contiguous());
+    EXPECT_NEAR(loss.item<double>(), losses[step].item<double>(), 1e-4) << folder << " step " << step;
+    engine.backward(loss);
+    engine.step(*optimizer);
+  }
+  EXPECT_LT(losses[-1].item<double>(), losses[0].item<double>() - 0.3) << "nothing was learned";
+  engine.visit_weights([&](const std::string& name, const at::Tensor& value) {
+    const at::Tensor wanted = reference.read("base_model.model." + name);
+    EXPECT_LE(test::relative_error(value, wanted), 1e-4) << folder << " " << name;
+    ++trained;
+  });
+  train::save_adapter(engine, config, facts, folder + "/exported");
+  return trained;
+}
+
+/// 20 steps of AdamW on the same tokens: the engine, its optimizer and the model, from files of
+/// transformers and PEFT.
+TEST(HuggingFace, AdaptersAreTrainedAsPeftTrainsThem) {
+  if (const std::string reason = reason_to_skip(); !reason.empty()) GTEST_SKIP() << reason;
+  test::run_ranks(1, [](const std::shared_ptr<comm::World>& world) {
+    int64_t trained = 0;
+    for (const auto& entry : fs::directory_iterator(kRoot + "/adapters"))
+      trained += train_as_peft(entry.path(), world);
+    EXPECT_EQ(trained, 2 * 2 * (7 + 2 + 4));  // A and B of two blocks
+  });
 }
 
 TEST(HuggingFace, CheckpointsOfDcpAreReadAndWritten) {

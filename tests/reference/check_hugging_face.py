@@ -3,7 +3,8 @@
     python check_hugging_face.py OUT_DIR PACKAGES_DIR
 
 transformers loads OUT_DIR/<name>/exported without a word of missing or unexpected weights and gives the logits
-of the case, within 1e-5. DCP's HuggingFaceStorageReader loads OUT_DIR/dcp_exported, bit for bit.
+of the case, within 1e-5. PEFT loads OUT_DIR/adapters/<name>/exported, adapters that trireme has trained as PEFT did,
+and gives the logits that PEFT's own gave. DCP's HuggingFaceStorageReader loads OUT_DIR/dcp_exported, bit for bit.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import torch
 import safetensors_io
 
 TOLERANCE = 1e-5
+ADAPTER_TOLERANCE = 1e-4  # 20 steps of AdamW lie between
 
 
 def check_case(folder: Path) -> None:
@@ -34,6 +36,21 @@ def check_case(folder: Path) -> None:
     if not error <= TOLERANCE:
         raise SystemExit(f"{folder.name}: logits differ by {error:.1e}")
     print(f"{folder.name}: logits within {error:.1e}")
+
+
+def check_adapter(folder: Path) -> None:
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    base = AutoModelForCausalLM.from_pretrained(folder / "base", dtype=torch.float32, attn_implementation="eager")
+    model = PeftModel.from_pretrained(base, folder / "exported")
+    reference = safetensors_io.load(folder / "trained.safetensors")
+    with torch.no_grad():
+        logits = model.eval()(reference["tokens"]).logits
+    error = ((logits - reference["logits"]).norm() / reference["logits"].norm()).item()
+    if not error <= ADAPTER_TOLERANCE:
+        raise SystemExit(f"adapter of {folder.name}: logits differ by {error:.1e}")
+    print(f"adapter of {folder.name}: logits within {error:.1e}")
 
 
 def check_dcp(folder: Path) -> None:
@@ -64,6 +81,8 @@ def main() -> None:
         raise SystemExit(f"{out} holds no cases")
     for folder in folders:
         check_case(folder)
+    for folder in sorted((out / "adapters").iterdir()):
+        check_adapter(folder)
     check_dcp(out)
 
 

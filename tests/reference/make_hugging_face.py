@@ -6,8 +6,11 @@ Every case becomes OUT_DIR/<name>/model, as save_pretrained() writes it, and OUT
 with `tokens` (B, T) and `logits` (B, T, V) of that model in fp32. OUT_DIR/dcp is what two ranks of DCP have
 written with HuggingFaceStorageWriter, and OUT_DIR/dcp.safetensors the same tensors whole.
 
-transformers is installed into PACKAGES_DIR unless it is there. Where that cannot be done, OUT_DIR/skipped says
-why, and nothing else is written.
+OUT_DIR/adapters/<name> is a model that PEFT gives LoRA adapters and trains: base/model, adapter.safetensors with
+the adapters at the start, and trained.safetensors with the adapters, losses and logits after STEPS steps on tokens.
+
+transformers and peft are installed into PACKAGES_DIR unless they are there. Where that cannot be done, OUT_DIR/skipped
+says why, and nothing else is written.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ import torch
 import safetensors_io
 
 PACKAGES = ["transformers>=4.44,<6", "safetensors"]
+WITHOUT_TORCH = ["peft>=0.15,<1", "accelerate", "psutil"]  # whose dependencies would bring another torch
 INSTALL_SECONDS = 200
 BATCH, LENGTH, VOCAB = 2, 40, 256  # no fewer tokens than bytes
 
@@ -34,20 +38,22 @@ def reason_without_transformers(packages: Path) -> str:
     """Empty once transformers can be imported."""
     sys.path.append(str(packages))
     try:
-        importlib.import_module("transformers")
+        importlib.import_module("peft")
         return ""
     except ImportError:
         pass
-    command = [sys.executable, "-m", "pip", "install", "-q", "--target", str(packages), *PACKAGES]
+    command = [sys.executable, "-m", "pip", "install", "-q", "--target", str(packages)]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=INSTALL_SECONDS, check=False)
-        if done.returncode != 0:
-            return "transformers cannot be installed: " + done.stderr.strip()[-400:]
+        for wanted in (PACKAGES, ["--no-deps", *WITHOUT_TORCH]):
+            done = subprocess.run(command + wanted, capture_output=True, text=True, timeout=INSTALL_SECONDS,
+                                  check=False)
+            if done.returncode != 0:
+                return "transformers and peft cannot be installed: " + done.stderr.strip()[-400:]
         importlib.invalidate_caches()
-        importlib.import_module("transformers")
+        importlib.import_module("peft")
         return ""
     except (subprocess.TimeoutExpired, ImportError) as error:
-        return f"transformers cannot be installed: {error}"
+        return f"transformers and peft cannot be installed: {error}"
 
 
 def randomise(model: torch.nn.Module, seed: int) -> None:
@@ -118,6 +124,44 @@ def write_case(folder: Path, model, saved, arguments, seed: int) -> None:
     safetensors_io.save(folder / "case.safetensors", {"tokens": tokens, "logits": logits})
 
 
+RANK, ALPHA, STEPS, LEARNING_RATE = 4, 8.0, 20, 5e-3
+ADAPTERS = {"llama": ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
+            "llama_two": ["q_proj", "v_proj"], "gpt2": ["c_attn", "c_proj", "c_fc"]}
+
+
+def adapter_tensors(model) -> dict[str, torch.Tensor]:
+    """By their names in a file of PEFT."""
+    from peft import get_peft_model_state_dict
+
+    return {name: tensor.detach().clone() for name, tensor in get_peft_model_state_dict(model).items()}
+
+
+def write_adapter(folder: Path, name: str, seed: int) -> None:
+    from peft import LoraConfig, get_peft_model
+
+    base = gpt2() if name == "gpt2" else llama(tie_word_embeddings=False)
+    randomise(base, seed)
+    base.save_pretrained(folder / "base")
+    torch.manual_seed(seed)
+    model = get_peft_model(base, LoraConfig(
+        r=RANK, lora_alpha=ALPHA, target_modules=ADAPTERS[name], task_type="CAUSAL_LM", init_lora_weights=False))
+    safetensors_io.save(folder / "adapter.safetensors", adapter_tensors(model))
+    tokens = torch.randint(VOCAB, (BATCH, LENGTH), generator=torch.Generator().manual_seed(seed + 1))
+    optimizer = torch.optim.AdamW([parameter for parameter in model.parameters() if parameter.requires_grad],
+                                  lr=LEARNING_RATE, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
+    losses = []
+    for _ in range(STEPS):
+        loss = model(tokens, labels=tokens).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    with torch.no_grad():
+        logits = model.eval()(tokens).logits
+    safetensors_io.save(folder / "trained.safetensors", adapter_tensors(model) | {
+        "tokens": tokens, "losses": torch.tensor(losses, dtype=torch.float64), "logits": logits})
+
+
 def dcp_tensors() -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(7)
     return {
@@ -162,6 +206,9 @@ def main() -> None:
     for seed, (name, model, saved, options) in enumerate(cases()):
         write_case(out / name, model, saved, options, seed)
         print(name)
+    for seed, name in enumerate(ADAPTERS):
+        write_adapter(out / "adapters" / name, name, seed)
+        print("adapter of", name)
     safetensors_io.save(out / "dcp.safetensors", dcp_tensors())
     with tempfile.TemporaryDirectory() as scratch:
         torch.multiprocessing.spawn(

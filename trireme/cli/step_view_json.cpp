@@ -32,6 +32,7 @@ Json units_json(const StepView& view) {
   for (const plan::ProgramUnit& unit : view.program.units) {
     Json row = {{"name", unit.name},
                 {"elements", unit.numel},
+                {"frozen", unit.frozen},
                 {"trainable", unit.trainable},
                 {"activation_bytes", unit.activation_bytes},
                 {"between_halves_bytes", unit.between_halves_bytes}};

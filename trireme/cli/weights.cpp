@@ -13,8 +13,10 @@
 #include "trireme/checkpoint/store.h"
 #include "trireme/checkpoint/strict_json.h"
 #include "trireme/cli/runs.h"
+#include "trireme/plan/adapter.h"
 #include "trireme/plan/hugging_face.h"
 #include "trireme/plan/model_family.h"
+#include "trireme/plan/peft.h"
 
 namespace trireme::cli {
 namespace {
@@ -33,6 +35,7 @@ bool is_there(const std::string& path) {
 plan::ModelConfig alike_in_the_rest(plan::ModelConfig model, const plan::ModelConfig& other) {
   model.preset = other.preset;
   model.weights = other.weights;
+  model.adapter = other.adapter;
   model.dropout = other.dropout;
   const bool llama = model.family == plan::ModelFamily::kLlama;
   if (llama) model.max_seq_len = other.max_seq_len;
@@ -64,10 +67,17 @@ void check_same_model(const plan::Config& config) {
       config.model.weights, join(keys, ", "), config.model.weights);
 }
 
+/// The weights that a run leaves are of a model without adapters, which it has added to them.
+plan::ModelConfig complete_model(const plan::Config& config) {
+  plan::ModelConfig model = plan::complete(config.model, config.data.seq_len);
+  model.adapter = {};
+  return model;
+}
+
 /// For weights that do not name their model: if they do not fit, the config is wrong, not the file.
 void check_fit_to(const plan::Config& config, const checkpoint::Source& weights) {
   try {
-    checkpoint::check_fit(weights, plan::describe(config.model, config.data.seq_len));
+    checkpoint::check_fit(weights, plan::describe(complete_model(config), config.data.seq_len));
   } catch (const DataError& error) {
     throw ConfigError("{}", error.what());
   }
@@ -108,10 +118,6 @@ void find_origin(FoundWeights& found, plan::Config config, std::string run) {
   }
 }
 
-plan::ModelConfig complete_model(const plan::Config& config) {
-  return plan::complete(config.model, config.data.seq_len);
-}
-
 FoundWeights of_checkpoint(const std::string& path) {
   const checkpoint::Checkpoint found(path);
   const auto state = checkpoint::parse_json(found.state(), path);
@@ -120,6 +126,12 @@ FoundWeights of_checkpoint(const std::string& path) {
     throw ConfigError("[cli.weights] {} does not record which model it belongs to; add --config CONFIG.yaml",
                       path);
   const plan::Config config = load_config("", checkpoint::text_of(*run, "config", path));
+  if (plan::has_adapters(config))
+    throw ConfigError(
+        "[cli.weights] {} holds adapters alone, since its run has adapter.kind={}; let that run come to its "
+        "end, which "
+        "writes the weights with the adapters added to them",
+        path, config.model.adapter.kind);
   FoundWeights weights{path, complete_model(config)};
   find_origin(weights, config, fs::path(path).parent_path().parent_path());
   return weights;
@@ -195,6 +207,8 @@ RunWeights find_run_weights(const std::string& word, const std::string& root,
 }
 
 void settle_weights_path(plan::Config& config, const std::string& root) {
+  if (std::string& adapter = config.model.adapter.weights; !adapter.empty())
+    adapter = fs::absolute(adapter).lexically_normal().string();
   std::string& path = config.model.weights;
   if (path.empty()) return;
   if (!is_there(path) && names_run(path, root)) {
@@ -208,10 +222,34 @@ void settle_weights_path(plan::Config& config, const std::string& root) {
     path = found;
 }
 
+namespace {
+
+/// For a new run that begins with adapters of PEFT.
+void check_adapter(const plan::Config& config) {
+  const std::string& folder = config.model.adapter.weights;
+  if (folder.empty()) return;
+  const std::string file = folder + "/" + plan::kPeftConfig, weights = folder + "/" + plan::kPeftWeights;
+  if (!is_there(file) || !is_there(weights))
+    throw ConfigError(
+        "[cli.weights] adapter.weights={} has no {} beside {}; set it to a folder that PEFT, or a run with "
+        "adapters, has saved (checkpoints/final/adapter)",
+        folder, plan::kPeftConfig, plan::kPeftWeights);
+  plan::check_peft(checkpoint::parse_json(read_file(file), file), config.model, file);
+  try {
+    checkpoint::check_fit(*checkpoint::open_source(weights),
+                          plan::peft_facts(config.model, config.data.seq_len));
+  } catch (const DataError& error) {
+    throw ConfigError("{}; adapter.targets={} names the layers", error.what(), config.model.adapter.targets);
+  }
+}
+
+}  // namespace
+
 void check_weights(const std::optional<ResumePoint>& resume, const plan::Config& config) {
   const bool goes_on = resume && !(resume->run_directory.empty() && resume->checkpoint.empty());
+  if (!goes_on) check_adapter(config);
   const std::string& path = config.model.weights;
-  if (path.empty() || goes_on) return;
+  if (path.empty() || (goes_on && !plan::has_adapters(config))) return;
   if (!is_there(path))
     throw ConfigError(
         "[cli.weights] model.weights={} does not exist; set it to a run, a Hugging Face folder, a checkpoint "
@@ -229,7 +267,7 @@ void check_weights(const std::optional<ResumePoint>& resume, const plan::Config&
   const auto source = checkpoint::open_source(path);
   if (!is_hugging_face(path)) return check_fit_to(config, *source);
   check_same_model(config);
-  checkpoint::check_fit(*source, plan::describe(config.model, config.data.seq_len));
+  checkpoint::check_fit(*source, plan::describe(complete_model(config), config.data.seq_len));
 }
 
 FoundWeights find_weights(const std::string& word, const std::string& config, const Front& front) {

@@ -23,7 +23,8 @@ inline constexpr int64_t kUsualLength = 1024;
 void settle_weights_path(plan::Config& config, const std::string& root);
 
 /// Throws ConfigError when a new run's model.weights is not there or is of another model, DataError when a
-/// folder names its model and does not hold the weights of it. A run that goes on does not need them.
+/// folder names its model and does not hold the weights of it. A run that goes on does not need them, but
+/// for those under adapters.
 void check_weights(const std::optional<ResumePoint>& resume, const plan::Config& config);
 
 /// Where weights are, and what model they are of.

@@ -185,10 +185,10 @@ at::Tensor logits(const at::Tensor& x, const at::Tensor& weight) {
 }
 
 at::Tensor linear_group(const at::Tensor& x, at::TensorList weights, const std::optional<Fp8Recipe>& fp8,
-                        const JointPtr& before) {
+                        const JointPtr& before, const at::Tensor& residual) {
   const std::optional<at::Tensor> absent;
-  return LinearFunction::apply(x, weights, absent, false, absent, /*deferrable=*/true, fp8, Output::kRead,
-                               keep_for_backward(), Joints{.before = before, .after = {}});
+  return LinearFunction::apply(x, weights, absent, false, optional(residual), /*deferrable=*/true, fp8,
+                               Output::kRead, keep_for_backward(), Joints{.before = before, .after = {}});
 }
 
 std::pair<at::Tensor, at::Tensor> add_rms_norm(const at::Tensor& x, const at::Tensor& delta,

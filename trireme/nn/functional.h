@@ -34,10 +34,11 @@ at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tenso
 /// (deferred_gradients.h), since that of an embedding may be added to it.
 at::Tensor logits(const at::Tensor& x, const at::Tensor& weight);
 
-/// Several (out_i, in) weights on one input: (..., sum of out_i). Weights that lie next to each other in
-/// memory, as the parameters of a flat unit do, are used as one matrix without a copy.
+/// Several (out_i, in) weights on one input: (..., sum of out_i), plus `residual`, which may be undefined.
+/// Weights that lie next to each other in memory, as the parameters of a flat unit do, are used as one matrix
+/// without a copy.
 at::Tensor linear_group(const at::Tensor& x, at::TensorList weights, const std::optional<Fp8Recipe>& fp8 = {},
-                        const JointPtr& before = {});
+                        const JointPtr& before = {}, const at::Tensor& residual = {});
 
 // `fp8` of norms and activations: how the linear layers beside them multiply. Where those ask for the largest
 // magnitude of what they cast, the kernel that writes it finds it; on a GPU those of LayerNorm and GELU also

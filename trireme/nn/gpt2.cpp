@@ -1,6 +1,7 @@
 #include "trireme/nn/gpt2.h"
 
 #include "trireme/base/error.h"
+#include "trireme/nn/adapter.h"
 #include "trireme/nn/attention.h"
 #include "trireme/plan/model_facts.h"
 
@@ -20,6 +21,8 @@ Gpt2Block::Gpt2Block(const plan::ModelConfig& config)
   const auto mlp = register_module("mlp", std::make_shared<Namespace>());
   up_ = mlp->register_module("c_fc", conv(width, config.d_ff));
   down_ = mlp->register_module("c_proj", conv(config.d_ff, width));
+  add_adapters(config.adapter,
+               {{"c_attn", attention_in_}, {"c_proj", attention_out_}, {"c_fc", up_}, {"c_proj", down_}});
 }
 
 bool Gpt2Block::drops() const {

@@ -2,6 +2,9 @@
 // Modules with parameters. Parameters are created uninitialised; init.h or the engine fills them.
 #include <torch/nn/module.h>
 
+#include <memory>
+#include <vector>
+
 #include "trireme/nn/functional.h"
 #include "trireme/nn/recomputed.h"
 
@@ -15,16 +18,30 @@ class Linear : public torch::nn::Module {
   /// (..., in) -> (..., out), plus `residual`, which may be undefined
   at::Tensor forward(const at::Tensor& x, const at::Tensor& residual = {},
                      const std::optional<Fp8Recipe>& fp8 = {}, Output output = Output::kRead,
-                     const Joints& joints = {}) const {
-    return linear(x, weight, bias, layout_, residual, fp8, output, joints);
-  }
+                     const Joints& joints = {}) const;
+
+  /// Adds `scale` (x A^T) B^T to what the layer computes, a low-rank adapter (plan/adapter.h): registers the
+  /// modules lora_A, whose weight is A (rank, in), and lora_B, of B (out, rank).
+  void add_adapter(int64_t rank, double scale);
+  bool has_adapter() const { return adapter_in_ != nullptr; }
+  /// x (..., in) -> what the adapter adds (..., out), plus `residual`; without an adapter `residual`.
+  at::Tensor adapted(const at::Tensor& x, const at::Tensor& residual = {},
+                     Output output = Output::kRead) const;
 
   at::Tensor weight;
   at::Tensor bias;  ///< (out); undefined without one
 
  private:
+  int64_t in_, out_;
   WeightLayout layout_;
+  std::shared_ptr<Linear> adapter_in_, adapter_out_;
+  double adapter_scale_ = 0.0;
 };
+
+/// Several linear layers without biases on one input, with their adapters: (..., sum of out_i), as
+/// linear_group().
+at::Tensor linear_group(const at::Tensor& x, const std::vector<const Linear*>& layers,
+                        const std::optional<Fp8Recipe>& fp8 = {}, const JointPtr& before = {});
 
 class Embedding : public torch::nn::Module {
  public:

@@ -1,5 +1,6 @@
 #include "trireme/nn/llama.h"
 
+#include "trireme/nn/adapter.h"
 #include "trireme/nn/swiglu_feed_forward.h"
 #include "trireme/plan/model_facts.h"
 
@@ -21,6 +22,13 @@ LlamaBlock::LlamaBlock(const plan::ModelConfig& config)
   gate_ = mlp->register_module("gate_proj", plain(width, config.d_ff));
   up_ = mlp->register_module("up_proj", plain(width, config.d_ff));
   down_ = mlp->register_module("down_proj", plain(config.d_ff, width));
+  add_adapters(config.adapter, {{"q_proj", query_},
+                                {"k_proj", key_},
+                                {"v_proj", value_},
+                                {"o_proj", output_},
+                                {"gate_proj", gate_},
+                                {"up_proj", up_},
+                                {"down_proj", down_}});
 }
 
 at::Tensor LlamaBlock::forward(const at::Tensor& x, const RopeTable& rope, const BlockOptions& options) {
@@ -47,8 +55,7 @@ std::pair<at::Tensor, at::Tensor> LlamaBlock::attend(const at::Tensor& x, const 
     return {residual, out(qkv)};
   }
   const auto [residual, normed] = input_norm_->add_forward(x, {}, fp8);
-  return {residual,
-          out(linear_group(normed, {query_->weight, key_->weight, value_->weight}, fp8, options.joint))};
+  return {residual, out(linear_group(normed, {query_.get(), key_.get(), value_.get()}, fp8, options.joint))};
 }
 
 at::Tensor LlamaBlock::feed_forward(const at::Tensor& x, const at::Tensor& attended,
@@ -62,10 +69,11 @@ at::Tensor LlamaBlock::feed_forward(const at::Tensor& x, const at::Tensor& atten
                             options.joint);
   }
   const auto [h, normed] = mlp_norm_->add_forward(x, attended, in);
-  if (casts_swiglu(in))
+  const bool is_adapted = gate_->has_adapter() || up_->has_adapter() || down_->has_adapter();
+  if (casts_swiglu(in) && !is_adapted)
     return swiglu_feed_forward(normed, {gate_->weight, up_->weight}, down_->weight, h, *in, *out,
                                options.output, options.joint);
-  const at::Tensor gate_up = linear_group(normed, {gate_->weight, up_->weight}, in, options.joint);
+  const at::Tensor gate_up = linear_group(normed, {gate_.get(), up_.get()}, in, options.joint);
   return down_->forward(swiglu(gate_up, out), h, out, options.output, {.before = {}, .after = options.joint});
 }
 

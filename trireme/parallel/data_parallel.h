@@ -266,9 +266,16 @@ class DataParallel {
   /// Whether this rank writes what all ranks of its stage have: the first one along all axes.
   bool is_writer() const { return mesh_.stage->rank() == 0; }
 
-  /// Calls body(name, fp32 CPU tensor) for every parameter in name order, on every rank; one with several
-  /// names comes once, by its first (aliases()). Gathers one unit at a time. Collective.
+  /// Calls body(name, fp32 CPU tensor) for every parameter in name order, on every rank, but for those that
+  /// are frozen for good; one with several names comes once, by its first (aliases()). Gathers one unit at a
+  /// time. Collective.
   void visit_weights(const std::function<void(const std::string&, const at::Tensor&)>& body);
+
+  /// Replaces the values of parameters that are frozen for good by those that `values` writes, as
+  /// load_values() does those of others.
+  void load_frozen(const Initializer& values);
+  /// As visit_weights(), for the parameters that are frozen for good (plan::ParamSpec::frozen), unit by unit.
+  void visit_frozen(const std::function<void(const std::string&, const at::Tensor&)>& body);
 
   /// Takes over what code outside the engine has written to parameters of the module (in place, or by
   /// set_data() as torch::load does); every rank must have written the same. Every call that uses parameters

@@ -42,11 +42,14 @@ struct Row {
 int64_t elements(const FlatUnit& unit) {
   int64_t sum = 0;
   for (const plan::FlatEntry& entry : unit.layout().entries()) sum += entry.numel;
+  if (unit.frozen() == nullptr) return sum;
+  for (const plan::FlatEntry& entry : unit.frozen()->layout().entries()) sum += entry.numel;
   return sum;
 }
 
 int64_t whole_bytes(const FlatUnit& unit, at::ScalarType compute) {
-  return unit.layout().numel() * static_cast<int64_t>(c10::elementSize(compute));
+  const int64_t frozen = unit.frozen() == nullptr ? 0 : unit.frozen()->layout().numel();
+  return (unit.layout().numel() + frozen) * static_cast<int64_t>(c10::elementSize(compute));
 }
 
 std::vector<Row> rows_of(const std::vector<std::unique_ptr<FlatUnit>>& units, at::ScalarType compute,

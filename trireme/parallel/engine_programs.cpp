@@ -22,7 +22,8 @@ void EnginePrograms::take_units() {
     program_units_.push_back({.name = unit->name(),
                               .numel = unit->layout().numel(),
                               .trainable = unit->trainable(),
-                              .fp8 = unit->fp8()});
+                              .fp8 = unit->fp8(),
+                              .frozen = unit->frozen() ? unit->frozen()->layout().numel() : 0});
 }
 
 /// Until ranks have agreed on another order, the units that come last in a forward pass are reduced first.

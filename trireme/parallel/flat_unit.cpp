@@ -12,17 +12,31 @@
 #include "trireme/parallel/recording.h"
 
 namespace trireme::parallel {
+namespace {
+
+using Params = FrozenPart::Params;
+
+/// Those of `params`, which are in the order of `spec`, that are frozen for good, or the others.
+Params some_of(const Params& params, const plan::UnitSpec& spec, bool frozen) {
+  Params some;
+  for (size_t i = 0; i < params.size(); ++i)
+    if (spec.params[i].frozen == frozen) some.push_back(params[i]);
+  return some;
+}
+
+}  // namespace
+
 FlatUnit::FlatUnit(const plan::UnitSpec& spec, std::vector<std::pair<std::string, at::Tensor>> params,
                    const Options& options, const plan::EngineSetting& setting, UnitGroups groups,
                    Shared& shared, const Initializer& initializer)
     : name_(spec.name),
-      params_(std::move(params)),
+      params_(some_of(params, spec, /*frozen=*/false)),
       options_(options),
       groups_(std::move(groups)),
       shared_(shared),
       layout_(plan::flat_layout(spec, groups_.shard->size() * groups_.replicate->size())),
       fp8_unit_(plan::fp8_unit(spec)),
-      buffers_(layout_.numel(), setting, fp8_unit_),
+      buffers_(layout_.numel(), setting, fp8_unit_, plan::frozen_layout(spec, layout_.shards()).numel()),
       alone_(setting.alone()),
       gathers_update_(setting.gathers_update()) {
   const at::NoGradGuard no_grad;
@@ -30,6 +44,10 @@ FlatUnit::FlatUnit(const plan::UnitSpec& spec, std::vector<std::pair<std::string
   for (const plan::FlatEntry& entry : layout_.entries())
     rounded_as_.push_back({xxh3(entry.name), entry.part.first_element() / kBlock * kBlock});
   compressor_ = make_compressor(options_.hook, layout_);
+  if (Params frozen = some_of(params, spec, /*frozen=*/true); !frozen.empty())
+    frozen_ =
+        std::make_unique<FrozenPart>(plan::frozen_layout(spec, layout_.shards()), std::move(frozen), options_,
+                                     come_and_go(), *groups_.shard, shared_.storage, initializer);
   if (buffers_.in_fp8)
     fp8_ = std::make_unique<Fp8Weights>(spec, layout_, shard_range(), *groups_.shard, options_);
   allocate_buffers();
@@ -94,6 +112,7 @@ void FlatUnit::allocate_buffers() {
 
 /// Zeros in memory that other ranks gather from.
 at::Tensor FlatUnit::symmetric_zeros(int64_t count, at::ScalarType dtype) const {
+  if (count == 0) return at::empty({0}, at::TensorOptions(dtype).device(options_.device));
   return groups_.shard->symmetric_empty(count, dtype).zero_();
 }
 
@@ -131,12 +150,20 @@ at::Tensor FlatUnit::kept_shard(bool in_bytes) const {
 }
 
 void FlatUnit::start_unshard(Whole form) {
-  if (!come_and_go() || layout_.numel() == 0 || is_whole(form)) return;
+  const bool has_own = layout_.numel() > 0;
+  if (!come_and_go() || !(has_own || frozen_) || is_whole(form)) return;
   const bool bytes = in_bytes(form);
   at::Tensor whole = bytes ? fp8_->whole() : full_params_;
   if (!bytes) nn::allow_access(full_params_);
-  shared_.storage.allocate(whole);
+  if (has_own) shared_.storage.allocate(whole);
+  const bool gathers_frozen = frozen_ && !frozen_->is_whole();
+  if (gathers_frozen) frozen_->allocate();
   const auto gather = [&] {
+    if (gathers_frozen) {
+      const comm::Subject working_on(*groups_.shard, subject());
+      frozen_->gather(*groups_.shard);
+    }
+    if (!has_own) return;
     const bool has_slice = forward_slice_.defined() && forward_slice_.scalar_type() == whole.scalar_type();
     comm::Group& group = has_slice ? *groups_.after_forward : *groups_.shard;
     const comm::Subject working_on(group, subject());
@@ -171,16 +198,19 @@ void FlatUnit::unshard(Whole form) {
 
 void FlatUnit::reshard() {
   const bool has_bytes = fp8_ && has_storage(fp8_->whole());
-  if (!come_and_go() || !(has_bytes || has_storage(full_params_))) return;
+  const bool has_frozen = frozen_ && frozen_->is_whole();
+  if (!come_and_go() || !(has_bytes || has_storage(full_params_) || has_frozen)) return;
   finish_unshard();  // what was gathered in vain must have arrived before its memory goes
   take_writes();
   if (has_bytes) shared_.storage.free(fp8_->whole());
+  constexpr const char* kReason =
+      "are sharded and not gathered on this rank; hold them with parallel::DataParallel::Held while code "
+      "reads their memory, and save them with parallel::save_weights(engine, path) instead of torch::save";
   if (has_storage(full_params_)) {
     shared_.storage.free(full_params_);
-    refuse_use(
-        "are sharded and not gathered on this rank; hold them with parallel::DataParallel::Held while code "
-        "reads their memory, and save them with parallel::save_weights(engine, path) instead of torch::save");
+    refuse_use(kReason);
   }
+  if (frozen_) frozen_->free(refusal(kReason));
   forward_slice_.reset();
 }
 
@@ -204,7 +234,7 @@ void FlatUnit::reshard_after_forward() {
 void FlatUnit::stay_in_place(const plan::EngineSetting& staying) {
   const at::NoGradGuard no_grad;
   unshard();
-  buffers_ = plan::UnitBuffers(layout_.numel(), staying, fp8_unit_);
+  buffers_ = plan::UnitBuffers(layout_.numel(), staying, fp8_unit_, frozen_ ? frozen_->layout().numel() : 0);
   gathers_update_ = staying.gathers_update();
   shared_.gradients().allocate(full_grads_);
   shared_.sums.allocate(reduced_);
@@ -215,10 +245,12 @@ int64_t FlatUnit::bytes_to_stay() const {
   const auto missing = [](const at::Tensor& tensor) {
     return has_storage(tensor) ? 0 : tensor.numel() * static_cast<int64_t>(tensor.element_size());
   };
-  return missing(full_params_) + missing(full_grads_) + missing(reduced_);
+  return missing(full_params_) + missing(full_grads_) + missing(reduced_) +
+         (frozen_ ? frozen_->bytes_to_gather() : 0);
 }
 
 void FlatUnit::average_parameters() {
+  if (layout_.numel() == 0) return;
   const at::NoGradGuard no_grad;
   take_writes();
   SideStream::follow(updated_, options_.device);
@@ -273,6 +305,7 @@ void FlatUnit::end_step(const SideStream::Event& updated) {
 }
 
 void FlatUnit::gather_update() {
+  if (layout_.numel() == 0 && frozen_) return;
   const auto gather = [this] {
     const comm::Subject subject(*groups_.shard, name_);
     groups_.shard->all_gather(full_params_, shards_parameters() ? kept_shard(false) : shard_of(full_params_));
@@ -288,7 +321,7 @@ plan::StateBytes FlatUnit::state_bytes() const {
     if (!shards_parameters()) return bytes(full_params_);
     return bytes(compute_shard_) + (come_and_go() ? 0 : bytes(full_params_));
   };
-  return {.parameters = params(),
+  return {.parameters = params() + (frozen_ ? frozen_->bytes() : 0),
           .gradients = (has_storage(full_grads_) ? bytes(full_grads_) : 0) +
                        (reduced_.is_alias_of(full_grads_) ? 0 : bytes(reduced_)),
           .optimizer = buffers_.master_in_parameters || buffers_.master_is_shard ? 0 : bytes(master_)};

@@ -1,6 +1,7 @@
 #pragma once
-// A group of parameters that lives in flat buffers: unsharded, reduced and updated together. Module
-// parameters are views into the flat parameter buffer and their gradients views into the flat gradient
+// A group of parameters that lives in flat buffers: unsharded, reduced and updated together. Those that are
+// frozen for good (plan::ParamSpec::frozen) have a buffer of their own; all else here is about the others.
+// Module parameters are views into the flat parameter buffer and their gradients views into the flat gradient
 // buffer, so collectives work on the memory that the module uses, without copies in or out.
 #include <ATen/core/Tensor.h>
 
@@ -15,6 +16,7 @@
 #include "trireme/comm/group.h"
 #include "trireme/optim/optimizer.h"
 #include "trireme/parallel/fp8_weights.h"
+#include "trireme/parallel/frozen_part.h"
 #include "trireme/parallel/options.h"
 #include "trireme/parallel/side_stream.h"
 #include "trireme/parallel/storage.h"
@@ -61,7 +63,8 @@ class FlatUnit {
 
   const std::string& name() const { return name_; }
   const plan::FlatLayout& layout() const { return layout_; }
-  /// All are views of one flat buffer, whose storage is empty while the parameters are not whole.
+  /// Those that may be trained. All are views of one flat buffer, whose storage is empty while the parameters
+  /// are not whole.
   const std::vector<std::pair<std::string, at::Tensor>>& params() const { return params_; }
   /// What the communication hook remembers, by params().
   std::vector<HookState> hook_state() const;
@@ -70,9 +73,17 @@ class FlatUnit {
   /// Whether the parameters are whole on this rank in `form`, or about to be. Readable ones also serve as
   /// used: layers then cast them themselves.
   bool is_whole(Whole form = Whole::kAsUsed) const {
+    if (layout_.numel() == 0 && frozen_) return frozen_->is_whole();
     return has_storage(full_params_) || (in_bytes(form) && has_storage(fp8_->whole()));
   }
   const std::optional<plan::Fp8Unit>& fp8() const { return fp8_unit_; }
+  /// Null: no parameter is frozen for good.
+  const FrozenPart* frozen() const { return frozen_.get(); }
+  /// Replaces the values of parameters that are frozen for good, between steps. No communication.
+  void load_frozen(const Initializer& values);
+  /// Calls `body` with the names and values, of their shapes and on the device, of parameters that are frozen
+  /// for good. Collective for policies that shard parameters.
+  void visit_frozen(const std::function<void(const std::string&, const at::Tensor&)>& body) const;
   /// Whether any of its parameters requires a gradient.
   bool trainable() const;
   /// Whether this rank has no others to reduce with: its gradients are used as they are, and no memory moves.
@@ -238,6 +249,7 @@ class FlatUnit {
   bool has_values(size_t index) const { return has_storage(full_params_) || (fp8_ && fp8_->is_whole(index)); }
   /// The subject of a collective of a step, in words; ranks compare them where they share memory.
   std::string subject() const { return name_ + shared_.remark; }
+  std::string refusal(const std::string& reason) const;
   bool in_bytes(Whole form) const { return fp8_ && form == Whole::kAsUsed && shared_.in_fp8(); }
   at::Tensor kept_shard(bool in_bytes) const;
   at::Tensor compute_copy() const;
@@ -286,6 +298,7 @@ class FlatUnit {
   bool gathers_update_;  ///< EngineSetting::gathers_update()
 
   std::unique_ptr<Fp8Weights> fp8_;  ///< nothing: all is gathered in the dtype of computation
+  std::unique_ptr<FrozenPart> frozen_;
 
   at::Tensor full_params_;  ///< (numel) compute dtype; its storage may be freed
   at::Tensor full_grads_;   ///< (numel) compute dtype; its storage may be freed

@@ -12,6 +12,7 @@ namespace trireme::parallel {
 
 void FlatUnit::begin_backward(bool last) {
   adds_up_ = !last;
+  if (frozen_) frozen_->check();
   if (gradients_live_) return;
   for (auto& [name, leaf] : params_) leaf.mutable_grad().reset();
 }

@@ -182,8 +182,25 @@ void FlatUnit::give_back(bool may_gather) {
 
 void FlatUnit::refuse_use(const std::string& reason) {
   if (params_.empty() || has_storage(full_params_)) return;
-  nn::refuse_access(full_params_,
-                    fmt::format("[parallel.flat_unit] parameters of unit '{}' {}", name_, reason));
+  nn::refuse_access(full_params_, refusal(reason));
+}
+
+std::string FlatUnit::refusal(const std::string& reason) const {
+  return fmt::format("[parallel.flat_unit] parameters of unit '{}' {}", name_, reason);
+}
+
+void FlatUnit::load_frozen(const Initializer& values) {
+  if (!frozen_) return;
+  reshard();
+  frozen_->load(values);
+}
+
+void FlatUnit::visit_frozen(const std::function<void(const std::string&, const at::Tensor&)>& body) const {
+  if (!frozen_) return;
+  const comm::Subject subject(*groups_.shard, name_);
+  const at::Tensor all = frozen_->gathered(*groups_.shard);
+  for (const plan::FlatEntry& entry : frozen_->layout().entries())
+    body(entry.name, all.narrow(0, entry.offset, entry.numel).view(entry.shape));
 }
 
 }  // namespace trireme::parallel

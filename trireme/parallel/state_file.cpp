@@ -12,6 +12,7 @@
 #include "trireme/base/error.h"
 #include "trireme/base/error_of.h"
 #include "trireme/base/file.h"
+#include "trireme/base/hash.h"
 #include "trireme/checkpoint/safetensors.h"
 #include "trireme/comm/agree.h"
 #include "trireme/nn/torch_internals.h"
@@ -184,6 +185,31 @@ void save_weights(DataParallel& engine, const std::string& path, const Notes& no
 
 void load_weights(DataParallel& engine, const std::string& path, const LoadOptions& options) {
   load(engine, nullptr, path, options);
+}
+
+void load_frozen(DataParallel& engine, const std::string& path, const LoadOptions& options) {
+  std::unique_ptr<StateReader> reader;
+  const std::exception_ptr error = error_of([&] {
+    reader = std::make_unique<StateReader>(path);
+    for (const auto& unit : engine.units()) {
+      if (unit->frozen() == nullptr) continue;
+      for (const plan::FlatEntry& entry : unit->frozen()->layout().entries())
+        reader->want(entry.name, entry.whole_shape(), at::kFloat);
+    }
+    for (const auto& [alias, name] : engine.aliases()) reader->allow_alias(alias, name);
+    reader->check(options, /*ignores_optimizer=*/true);
+  });
+  comm::throw_together(*engine.mesh().stage, error, "parallel.state_file");
+  engine.load_frozen(values_of(*reader));
+}
+
+std::string frozen_digest(DataParallel& engine) {
+  StreamingHash hash;
+  engine.visit_frozen([&](const std::string&, const at::Tensor& values) {
+    const at::Tensor whole = values.contiguous();
+    hash.update(whole.data_ptr(), whole.nbytes());
+  });
+  return hex64(hash.digest());
 }
 
 void save_weights(comm::Group& all, const TensorInfos& infos, const WeightVisit& visit,

@@ -36,6 +36,13 @@ using Notes = std::map<std::string, std::string>;
 /// engine's data-parallel ranks: stages of a pipeline write files of their own. Throws LogicError between two
 /// averages of local SGD.
 void save_weights(DataParallel& engine, const std::string& path, const Notes& notes = {});
+/// Parameters that are frozen for good take the values of `path`, which must have all of them, in any dtype.
+/// Collective. Throws as load_weights().
+void load_frozen(DataParallel& engine, const std::string& path, const LoadOptions& options = {});
+/// A hash of their values, by which two runs know whether they stand on the same ones: it depends on the
+/// dtype of computation and on no mesh. Collective.
+std::string frozen_digest(DataParallel& engine);
+
 /// Calls its argument with one weight after the other, on rank 0.
 using WeightVisit =
     std::function<void(const std::function<void(const std::string& name, const at::Tensor& weight)>&)>;

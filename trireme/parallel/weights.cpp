@@ -67,6 +67,19 @@ void DataParallel::visit_weights(const std::function<void(const std::string&, co
   for (const std::string& name : names) body(name, weights.whole(name));
 }
 
+void DataParallel::load_frozen(const Initializer& values) {
+  for (const auto& unit : units_) unit->load_frozen(values);
+}
+
+void DataParallel::visit_frozen(const std::function<void(const std::string&, const at::Tensor&)>& body) {
+  const at::NoGradGuard no_grad;
+  for (const auto& unit : units_) {
+    unit->visit_frozen([&](const std::string& name, const at::Tensor& values) {
+      body(name, values.to(at::kCPU, at::kFloat, /*non_blocking=*/false, /*copy=*/true));
+    });
+  }
+}
+
 std::string weights_digest(DataParallel& engine) {
   StreamingHash hash;
   engine.visit_weights([&](const std::string&, const at::Tensor& weight) {

@@ -35,9 +35,16 @@ int64_t bucket_bytes(double mib) {
 std::vector<UnitSpec> engine_units(const Config& config, const ModelFacts& facts) {
   if (config.parallel.bucket_mib == 0.0) return facts.units;
   std::vector<ParamSpec> params;
-  for (const UnitSpec& unit : facts.units)
-    params.insert(params.end(), unit.params.begin(), unit.params.end());
-  return make_buckets(params, bytes_of(config.precision.compute), bucket_bytes(config.parallel.bucket_mib));
+  UnitSpec frozen{"frozen", {}};
+  for (const UnitSpec& unit : facts.units) {
+    const std::vector<ParamSpec> trained = unit.trained(), kept = unit.frozen();
+    params.insert(params.end(), trained.begin(), trained.end());
+    frozen.params.insert(frozen.params.end(), kept.begin(), kept.end());
+  }
+  std::vector<UnitSpec> units =
+      make_buckets(params, bytes_of(config.precision.compute), bucket_bytes(config.parallel.bucket_mib));
+  if (!frozen.params.empty()) units.push_back(std::move(frozen));  // travels nowhere
+  return units;
 }
 
 }  // namespace trireme::plan

@@ -197,6 +197,11 @@ enum class LossScaling { kAuto, kDynamic, kNone };
 template <>
 inline constexpr auto kNames<LossScaling> = std::to_array<std::string_view>({"auto", "dynamic", "none"});
 
+/// What is trained in place of a model's weights; kNone: the weights.
+enum class AdapterKind { kNone, kLora };
+template <>
+inline constexpr auto kNames<AdapterKind> = std::to_array<std::string_view>({"none", "lora"});
+
 /// The activations that backward computes again instead of keeping them; kCheap: outputs of norms and
 /// activations, but not attention and matrix products; kBlock: all of a block; kAllButAttention: all of it
 /// but the output of its attention; kAuto: kCheap or kNone, as settle_recompute() decides.

@@ -34,6 +34,16 @@ struct VisionConfig {
   bool channels_last = true;     ///< activations as (B, H, W, C) in memory
 };
 
+/// Adapters that are trained while the weights stay as they are (plan/adapter.h).
+struct AdapterConfig {
+  AdapterKind kind = AdapterKind::kNone;
+  int64_t rank = 16;
+  double alpha = 32.0;  ///< their product is multiplied by alpha / rank
+  /// The linear layers of blocks that have one: "all", or their names, separated by commas.
+  std::string targets = "all";
+  std::string weights = "";  ///< a folder of PEFT with what training begins with; empty: B is zero
+};
+
 struct ModelConfig {
   std::string preset = "";  ///< a built-in name; its values fill the fields below unless they are given
   ModelFamily family = ModelFamily::kGpt2;
@@ -55,7 +65,8 @@ struct ModelConfig {
   double rope_high_freq_factor = 4.0;  ///< llama3: those below rope_original_len / this stay
   int64_t rope_original_len = 8192;    ///< llama3: tokens a sequence of the first training
   std::string weights = "";            ///< what training begins with; empty: random values of the seed
-  VisionConfig vision = {};            ///< counts instead of what is above where `family` reads images
+  AdapterConfig adapter = {};
+  VisionConfig vision = {};  ///< counts instead of what is above where `family` reads images
 };
 
 /// The value of data.tokenizer with which each byte of text is a token.

@@ -4,6 +4,7 @@
 
 #include "trireme/base/error.h"
 #include "trireme/base/text.h"
+#include "trireme/plan/adapter.h"
 #include "trireme/plan/config_internal.h"
 #include "trireme/plan/model_family.h"
 #include "trireme/plan/optimizer.h"
@@ -35,6 +36,7 @@ class Checker {
     check_below_one();
     check_optimizer();
     check_recompute();
+    check_adapter();
     check_loss_scale();
     check_fp8();
     check_deterministic();
@@ -177,6 +179,35 @@ class Checker {
           "[plan.config] {} cannot keep the output of attention with {}; use block, cheap or none", asked,
           said("model.dropout", model_.dropout));
     }
+  }
+
+  void check_adapter() const {
+    static constexpr std::string_view kKeys[] = {"adapter.rank", "adapter.alpha", "adapter.targets",
+                                                 "adapter.weights"};
+    const std::string kind = said("adapter.kind", model_.adapter.kind);
+    if (model_.adapter.kind == AdapterKind::kNone) return refuse_keys(kKeys, "adapters", kind);
+    if (!family_.attends)
+      throw ConfigError(
+          "[plan.config] {}, but models of family {} have no layers that adapters fit; use gpt2 or llama",
+          kind, model_.family);
+    check_targets(model_, said("adapter.targets", model_.adapter.targets));
+    if (config_.memory.recompute == Recompute::kCheap)
+      throw ConfigError(
+          "[plan.config] {} reads the outputs of norms, which {} does not keep; use block or none", kind,
+          said("memory.recompute", config_.memory.recompute));
+    if (config_.parallel.tp > 1)
+      throw ConfigError(
+          "[plan.config] {} cannot be cut over the ranks of {}; use data or context parallelism", kind,
+          said("parallel.tp", config_.parallel.tp));
+    if (config_.parallel.pp > 1)
+      throw ConfigError(
+          "[plan.config] {} cannot be distributed over the stages of {}; use data or context parallelism",
+          kind, said("parallel.pp", config_.parallel.pp));
+    if (config_.parallel.reshard_after_forward.kind == ReshardAfterForward::Kind::kOver)
+      throw ConfigError(
+          "[plan.config] {} gathers frozen weights from all ranks of a shard, not from those of {}; use "
+          "true or false",
+          kind, said("parallel.reshard_after_forward", to_text(config_.parallel.reshard_after_forward)));
   }
 
   void check_heads() const {

@@ -142,6 +142,22 @@ void add_model(Table& table, ModelConfig& model) {
                        "empty: random values from the seed"));
 }
 
+void add_adapter(Table& table, AdapterConfig& adapter) {
+  table.push_back(choice("adapter.kind", adapter.kind,
+                         "train low-rank adapters (LoRA) and leave the model's weights as they are"));
+  table.push_back(number("adapter.rank", adapter.rank, 1, "rank of an adapter's two matrices", 1e5));
+  table.push_back(
+      number("adapter.alpha", adapter.alpha, 1e-6, "an adapter's output is multiplied by alpha / rank"));
+  table.push_back(
+      text("adapter.targets", adapter.targets,
+           "linear layers of blocks that get an adapter: all, or names separated by commas, such as "
+           "q_proj,v_proj (llama) or c_attn (gpt2)"));
+  table.push_back(
+      text("adapter.weights", adapter.weights,
+           "adapters that training begins with: a folder of PEFT; empty: new ones, which change nothing "
+           "at first"));
+}
+
 /// Sizes keep products of them inside 64 bits.
 void add_vision(Table& table, VisionConfig& model) {
   table.push_back(number("model.depth", model.depth, 1,
@@ -420,6 +436,7 @@ std::vector<Field> fields(Config& config) {
   add_run(table, config);
   add_model(table, config.model);
   add_vision(table, config.model.vision);
+  add_adapter(table, config.model.adapter);
   add_data(table, config.data);
   add_train(table, config.train);
   add_optim(table, config.optim);

@@ -29,7 +29,11 @@ const FlatEntry& FlatLayout::entry(const std::string& name) const {
 
 FlatLayout flat_layout(const UnitSpec& unit, int64_t shards) {
   constexpr int64_t kAlignment = FlatLayout::kAlignment;
-  return {unit.params, shards, unit.fp8_block ? 2 * kAlignment : kAlignment};
+  return {unit.trained(), shards, unit.fp8_block ? 2 * kAlignment : kAlignment};
+}
+
+FlatLayout frozen_layout(const UnitSpec& unit, int64_t shards) {
+  return {unit.frozen(), shards};
 }
 
 }  // namespace trireme::plan

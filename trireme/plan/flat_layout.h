@@ -50,8 +50,10 @@ class FlatLayout {
   int64_t used_ = 0;  ///< elements that belong to parameters
 };
 
-/// The layout of a unit. When its matrices may travel in FP8, parameters start at multiples of 16 bytes in
-/// FP8 as well as in bf16.
+/// The layout of what a unit trains. When its matrices may travel in FP8, parameters start at multiples of 16
+/// bytes in FP8 as well as in bf16.
 FlatLayout flat_layout(const UnitSpec& unit, int64_t shards);
+/// The layout of the parameters of a unit that are frozen for good, which have a buffer of their own.
+FlatLayout frozen_layout(const UnitSpec& unit, int64_t shards);
 
 }  // namespace trireme::plan

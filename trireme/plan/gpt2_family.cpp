@@ -86,6 +86,7 @@ namespace trireme::plan {
 const ModelFamilyRecord kGpt2Record = {.family = ModelFamily::kGpt2,
                                        .attends = true,
                                        .drops = true,
+                                       .in_out = true,
                                        .embeddings = gpt2::embeddings,
                                        .block = gpt2::block,
                                        .attention_params = 6,

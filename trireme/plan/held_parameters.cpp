@@ -38,6 +38,30 @@ int64_t bytes_between_steps(const UnitBuffers& unit, const EngineSetting& settin
   return bytes + round_up(updated, FlatLayout::kAlignment) / FlatLayout::kAlignment * setting.moments;
 }
 
+HeldParameter held_parameter(const FlatEntry& entry, const UnitSpec& unit, int64_t stage) {
+  HeldParameter param{.name = entry.name,
+                      .unit = unit.name,
+                      .whole = entry.whole_shape(),
+                      .held = entry.shape,
+                      .stage = stage};
+  set_part(param, entry.part);
+  return param;
+}
+
+/// Parameters that are frozen for good: a rank keeps its shard of them, or all, and updates none.
+void add_frozen_parameters(std::vector<HeldParameter>& params, const UnitSpec& unit, int64_t stage,
+                           const EngineSetting& setting, int64_t place) {
+  const FlatLayout layout = frozen_layout(unit, setting.mesh.dp_size());
+  const int64_t size = layout.numel() / setting.shard_ranks(), first = size * (place % setting.shard_ranks());
+  for (const FlatEntry& entry : layout.entries()) {
+    const Range all{entry.offset, entry.end()};
+    const int64_t shard = setting.shards_parameters() ? intersect({first, first + size}, all).size() : 0;
+    const int64_t whole = setting.gathers() ? 0 : entry.numel;
+    params.push_back(held_parameter(entry, unit, stage));
+    params.back().bytes = setting.compute_bytes * (shard + whole);
+  }
+}
+
 void add_unit_parameters(std::vector<HeldParameter>& params, const UnitSpec& unit, int64_t stage,
                          const EngineSetting& setting, int64_t place) {
   const FlatLayout layout = flat_layout(unit, setting.mesh.dp_size());
@@ -46,18 +70,13 @@ void add_unit_parameters(std::vector<HeldParameter>& params, const UnitSpec& uni
   const Range shard{first, first + memory.shard},
       updated = memory.updated == memory.whole ? Range{0, memory.whole} : shard;
   for (const FlatEntry& entry : layout.entries()) {
-    HeldParameter& param = params.emplace_back();
-    param.name = entry.name;
-    param.unit = unit.name;
-    param.whole = entry.whole_shape();
-    param.held = entry.shape;
-    param.stage = stage;
-    set_part(param, entry.part);
+    HeldParameter& param = params.emplace_back(held_parameter(entry, unit, stage));
     const Range all{entry.offset, entry.end()}, mine = intersect(updated, all);
     if (mine.size() > 0) param.updated = {mine.begin - entry.offset, mine.end - entry.offset};
     param.bytes = bytes_between_steps(memory, setting, entry.layer.has_value(), entry.numel,
                                       intersect(shard, all).size(), mine.size());
   }
+  add_frozen_parameters(params, unit, stage, setting, place);
 }
 
 }  // namespace

@@ -47,8 +47,9 @@ void add_kept_buffers(StepProgram& program, const std::vector<UnitBuffers>& unit
                       const EngineSetting& setting) {
   for (int64_t unit = 0; unit < std::ssize(program.units); ++unit) {
     const UnitBuffers& memory = units[static_cast<size_t>(unit)];
-    if (!memory.parameters_come_and_go) keep(program, Role::kParameters, unit, memory.whole_bytes);
-    if (memory.keeps_shard) keep(program, Role::kShard, unit, memory.shard_bytes);
+    if (!memory.parameters_come_and_go)
+      keep(program, Role::kParameters, unit, memory.whole_bytes + memory.frozen_bytes);
+    if (memory.keeps_shard) keep(program, Role::kShard, unit, memory.shard_bytes + memory.frozen_shard_bytes);
     keep(program, Role::kMaster, unit, kFp32Bytes * memory.updated,
          memory.master_in_parameters ? std::optional(Role::kParameters)
          : memory.master_is_shard    ? std::optional(Role::kShard)

@@ -1,8 +1,11 @@
 #include "trireme/plan/model_facts.h"
 
+#include <algorithm>
 #include <functional>
+#include <iterator>
 #include <numeric>
 
+#include "trireme/plan/adapter.h"
 #include "trireme/plan/family_parts.h"
 #include "trireme/plan/fp8.h"
 #include "trireme/plan/vision_model.h"
@@ -24,16 +27,25 @@ std::vector<UnitSpec> units_of(const ModelConfig& model, const Fp8Config& fp8) {
     head.push_back(matrix(model, "lm_head.weight", {model.vocab_size, model.d_model}));
     units.push_back({kHeadUnit, std::move(head)});
   }
+  adapt(units, model);
   return units;
 }
 
 /// The weights that a token is multiplied with: the matrices of the blocks, and the head even when it is
 /// tied.
-int64_t matmul_params_of(const std::vector<UnitSpec>& units, const ModelConfig& model) {
-  int64_t total = model.tie_embeddings ? model.vocab_size * model.d_model : 0;
+struct MatmulParams {
+  int64_t all = 0;
+  int64_t frozen = 0;  ///< those of which no gradient is computed
+};
+
+MatmulParams matmul_params_of(const std::vector<UnitSpec>& units, const ModelConfig& model) {
+  const int64_t tied = model.tie_embeddings ? model.vocab_size * model.d_model : 0;
+  MatmulParams total{.all = tied, .frozen = units[0].params[0].frozen ? tied : 0};
   for (size_t unit = 1; unit < units.size(); ++unit) {
     for (const ParamSpec& param : units[unit].params) {
-      if (param.shape.size() == 2) total += param.numel();
+      if (param.shape.size() != 2) continue;
+      total.all += param.numel();
+      if (param.frozen) total.frozen += param.numel();
     }
   }
   return total;
@@ -54,6 +66,18 @@ double saved_bytes(const ModelConfig& model, const PrecisionConfig& precision, c
 
 int64_t ParamSpec::numel() const {
   return std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>());
+}
+
+std::vector<ParamSpec> UnitSpec::trained() const {
+  std::vector<ParamSpec> some;
+  std::ranges::copy_if(params, std::back_inserter(some), std::logical_not<>(), &ParamSpec::frozen);
+  return some;
+}
+
+std::vector<ParamSpec> UnitSpec::frozen() const {
+  std::vector<ParamSpec> some;
+  std::ranges::copy_if(params, std::back_inserter(some), std::identity(), &ParamSpec::frozen);
+  return some;
 }
 
 int64_t UnitSpec::numel() const {
@@ -120,10 +144,12 @@ ModelFacts describe(const ModelConfig& incomplete, int64_t seq_len, const Precis
   }
   ModelFacts facts{.units = units_of(model, precision.fp8)};
   for (const UnitSpec& unit : facts.units) facts.params += unit.numel();
-  facts.matmul_params = matmul_params_of(facts.units, model);
+  const MatmulParams matmul = matmul_params_of(facts.units, model);
+  facts.matmul_params = matmul.all;
   const bool attends = record_of(model.family).attends;
   const double attention = attends ? static_cast<double>(seq_len * query_width(model) * model.n_layers) : 0.0;
-  facts.flops_per_token = 6.0 * static_cast<double>(facts.matmul_params) + 6.0 * attention;
+  facts.flops_per_token =
+      6.0 * static_cast<double>(matmul.all) - 2.0 * static_cast<double>(matmul.frozen) + 6.0 * attention;
   facts.saved_bytes_per_token = saved_bytes(model, precision, memory);
   return facts;
 }

@@ -25,7 +25,8 @@ struct ParamSpec {
   bool decays = shape.size() >= 2;       ///< weight decay applies; unless said otherwise, to matrices
   std::optional<BlockLayer> layer = {};  ///< the linear layer of a block that it is a weight of
   Part part = {};                        ///< of a larger parameter of this name
-  int64_t packed = 1;  ///< matrices (or vectors) that lie side by side in its last dimension
+  int64_t packed = 1;   ///< matrices (or vectors) that lie side by side in its last dimension
+  bool frozen = false;  ///< for good: it has no gradient, no master and no optimizer state
   int64_t numel() const;
 };
 
@@ -54,6 +55,9 @@ struct UnitSpec {
   std::optional<int64_t> fp8_block = {};
   ImageCosts image = {};
   int64_t numel() const;
+  /// Its parameters that are trained, and those that are frozen for good.
+  std::vector<ParamSpec> trained() const;
+  std::vector<ParamSpec> frozen() const;
 };
 
 /// A tensor that a module keeps beside its parameters: running statistics of batch norm.
@@ -85,7 +89,8 @@ struct ModelFacts {
   std::vector<BufferSpec> buffers = {};  ///< of models of images
   int64_t params = 0;                    ///< tied weights counted once
   int64_t matmul_params = 0;  ///< blocks and head, no embedding lookup, no norms, no biases; of images: 0
-  /// Forward and backward: 6 matmul_params, and with attention 6 T heads head_dim L (causal half).
+  /// Forward and backward: 6 matmul_params, 4 of those that are frozen for good, and with attention 6 T heads
+  /// head_dim L (causal half).
   double flops_per_token = 0.0;
   double saved_bytes_per_token = 0.0;  ///< activations kept for backward, all layers, at the compute dtype
   std::optional<SavedOnGpu> saved_on_gpu = {};  ///< where that differs: of models of images

@@ -31,6 +31,7 @@ struct ModelFamilyRecord {
   /// FLOPs a token.
   bool attends;
   bool drops;            ///< model.dropout has an effect
+  bool in_out = false;   ///< matrices of linear layers are (in, out)
   bool rotates = false;  ///< positions are rotary: the keys model.rope_* have an effect
 
   /// The parameters that tokens pass before the first block.

@@ -7,6 +7,7 @@
 #include <tuple>
 
 #include "trireme/base/error.h"
+#include "trireme/plan/adapter.h"
 #include "trireme/plan/cut_work.h"
 #include "trireme/plan/flat_layout.h"
 #include "trireme/plan/model_family.h"
@@ -21,8 +22,8 @@ int64_t matrix_params(const UnitSpec& unit) {
 }
 
 /// The parameters of a block's attention alone, or the others.
-UnitSpec half_of(UnitSpec block, const ModelFamilyRecord& family, bool attention) {
-  const auto middle = block.params.begin() + static_cast<std::ptrdiff_t>(family.attention_params);
+UnitSpec half_of(UnitSpec block, const ModelConfig& model, bool attention) {
+  const auto middle = block.params.begin() + static_cast<std::ptrdiff_t>(attention_params(block, model));
   attention ? block.params.erase(middle, block.params.end())
             : block.params.erase(block.params.begin(), middle);
   block.name += attention ? kAttentionHalf : kMlpHalf;
@@ -126,8 +127,8 @@ std::vector<StagePart> stage_parts(const ModelConfig& model, const ModelFacts& f
       parts.push_back({of.name, 2.0 * static_cast<double>(matrix_params(of)) + attends, of.numel(), attends});
     };
     if (halves) {
-      add(half_of(unit, family, true), attention);
-      add(half_of(unit, family, false), 0.0);
+      add(half_of(unit, model, true), attention);
+      add(half_of(unit, model, false), 0.0);
     } else {
       add(unit, attention);
     }
@@ -290,7 +291,6 @@ UnitRange units_of_stage(const StageSplit& split, int64_t stage) {
 
 std::vector<UnitSpec> stage_units(const ModelConfig& model, const ModelFacts& facts, UnitRange range) {
   const bool has_head = range.end == model.n_layers + 2, has_embeddings = range.first == 0;
-  const ModelFamilyRecord& family = record_of(model.family);
   const std::vector<ParamSpec> norm = final_norm_of(model, facts);
   const auto is_of_norm = [&](const ParamSpec& param) {
     return std::ranges::find(norm, param.name, &ParamSpec::name) != norm.end();
@@ -312,7 +312,7 @@ std::vector<UnitSpec> stage_units(const ModelConfig& model, const ModelFacts& fa
     const UnitSpec& whole = facts.units[static_cast<size_t>(unit)];
     const bool mlp = range.from_mlp && unit == range.first,
                attention = range.to_attention && unit + 1 == count;
-    units.push_back(mlp || attention ? half_of(whole, family, attention) : whole);
+    units.push_back(mlp || attention ? half_of(whole, model, attention) : whole);
   }
   if (!spread) return units;
   if (model.tie_embeddings) units.push_back({kHeadUnit, {}});

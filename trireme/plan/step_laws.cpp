@@ -48,7 +48,9 @@ class StepLaws {
   [[noreturn]] void refuse(int64_t at, const std::string& what) const;
   void check_place(int64_t at, const Pass& pass) const;
   void check_transfers(int64_t at) const;
-  void check_gather(int64_t at, int64_t whole, int64_t ranks) const;
+  void check_gather(int64_t at, const std::vector<int64_t>& wholes, int64_t ranks) const;
+  void check_unshard(int64_t at, int64_t updated) const;
+  bool needs_no_backward(int64_t unit) const;
   int64_t bytes_at(int64_t at, Role role, int64_t unit) const;
   void walk(int64_t at);
   void take(int64_t at);
@@ -105,16 +107,35 @@ int64_t StepLaws::bytes_at(int64_t at, Role role, int64_t unit) const {
   return 0;
 }
 
-void StepLaws::check_gather(int64_t at, int64_t whole, int64_t ranks) const {
+/// The last transfers are gathers of so many whole bytes each.
+void StepLaws::check_gather(int64_t at, const std::vector<int64_t>& wholes, int64_t ranks) const {
+  if (ranks <= 1) return;
   const std::vector<Transfer> transfers =
       program_.actions[static_cast<size_t>(at)].transfers_along(Along::kData);
-  if (ranks <= 1) return;
-  const Transfer wanted{Collective::kAllGather, ranks, wire_bytes(Collective::kAllGather, whole, ranks)};
-  if (!transfers.empty() && transfers.back() == wanted) return;
-  refuse(at,
-         fmt::format("this rank has one part in {}, but the action does not end with an all_gather/{} of {} "
-                     "bytes",
-                     ranks, ranks, wanted.bytes));
+  auto last = transfers.end() - std::min(std::ssize(wholes), std::ssize(transfers));
+  for (const int64_t whole : wholes) {
+    const Transfer wanted{Collective::kAllGather, ranks, wire_bytes(Collective::kAllGather, whole, ranks)};
+    if (last != transfers.end() && *last++ == wanted) continue;
+    refuse(at,
+           fmt::format(
+               "this rank has one part in {}, but the action does not end with an all_gather/{} of {} bytes",
+               ranks, ranks, wanted.bytes));
+  }
+}
+
+/// Parameters that are frozen for good are gathered behind the others, where they are not whole at all times.
+void StepLaws::check_unshard(int64_t at, int64_t updated) const {
+  const Action& action = program_.actions[static_cast<size_t>(at)];
+  const ProgramUnit& unit = this->unit(action.unit);
+  const int64_t whole = bytes_at(at, Role::kParameters, action.unit);
+  const int64_t slice = bytes_at(at, Role::kSlice, action.unit),
+                shard = bytes_at(at, Role::kShard, action.unit);
+  if (unit.frozen == 0) return check_gather(at, {whole}, slice > 0 ? whole / slice : unit.numel / updated);
+  const int64_t own = whole / (unit.numel + unit.frozen) * unit.numel;
+  std::vector<int64_t> wholes;
+  if (own > 0) wholes.push_back(own);
+  if (shard > 0) wholes.push_back(whole - own);
+  check_gather(at, wholes, updated > 0 ? unit.numel / updated : whole / shard);
 }
 
 void StepLaws::check_transfers(int64_t at) const {
@@ -124,21 +145,18 @@ void StepLaws::check_transfers(int64_t at) const {
   if (message != action.is_message()) refuse(at, message ? "it has no peer" : "it has a peer");
   if (action.kind == ActionKind::kSend && action.transfers.empty()) refuse(at, "it sends nothing");
   for (const Transfer& transfer : action.transfers) {
-    const bool empty = action.unit >= 0 && unit(action.unit).numel == 0;
+    const bool empty = action.unit >= 0 && unit(action.unit).numel + unit(action.unit).frozen == 0;
     if (transfer.ranks < 2 || (transfer.bytes <= 0 && !empty))
       refuse(at, fmt::format("{} bytes travel between {} ranks", transfer.bytes, transfer.ranks));
   }
   if (action.unit == Action::kWholeModel) return;
   const int64_t numel = unit(action.unit).numel;
   const int64_t updated = bytes_at(at, Role::kMaster, action.unit) / kFp32Bytes;
-  if (updated <= 0) return;  // which an update refuses
-  if (action.kind == ActionKind::kUnshard) {
-    const int64_t whole = bytes_at(at, Role::kParameters, action.unit);
-    const int64_t slice = bytes_at(at, Role::kSlice, action.unit);
-    check_gather(at, whole, slice > 0 ? whole / slice : numel / updated);
-  }
+  const bool all_frozen = numel == 0 && bytes_at(at, Role::kShard, action.unit) > 0;
+  if (updated <= 0 && !all_frozen) return;  // which an update refuses
+  if (action.kind == ActionKind::kUnshard) check_unshard(at, updated);
   if (action.kind == ActionKind::kGatherSum && !action.transfers.empty())
-    check_gather(at, kFp32Bytes * numel, action.transfers.back().ranks);
+    check_gather(at, {kFp32Bytes * numel}, action.transfers.back().ranks);
 }
 
 /// In which forms `elements` gradients may travel in `transfer`: bytes of an element, or kInt8Form.
@@ -249,6 +267,13 @@ void StepLaws::walk(int64_t at) {
   }
 }
 
+/// Whether backward ends before it reaches the unit: nothing of it is trained, nor of those before it.
+bool StepLaws::needs_no_backward(int64_t unit) const {
+  if (unit < 0) return false;
+  const auto first = std::ranges::find_if(program_.units, &ProgramUnit::trainable);
+  return unit < first - program_.units.begin() && this->unit(unit).frozen > 0;
+}
+
 /// Every micro-batch that goes forward through a unit comes back, and its gradients are taken once. Backward
 /// may reach several uses of a unit at once.
 void StepLaws::check_counts() const {
@@ -260,7 +285,8 @@ void StepLaws::check_counts() const {
     const auto& [unit, micro_batch] = place;
     const int64_t backwards = count(backwards_, place), weights = count(weights_, place);
     const int64_t uses = unit == Action::kWholeModel ? 1 : this->unit(unit).uses;
-    if (forwards != uses || backwards < 1 || backwards > uses || backwards != weights) {
+    const int64_t least = needs_no_backward(unit) ? 0 : 1;
+    if (forwards != uses || backwards < least || backwards > uses || backwards != weights) {
       throw LogicError(
           "[plan.step_program] micro-batch {} goes forward through {} {} times of {}, comes back {} times, "
           "and "
@@ -358,7 +384,7 @@ void StepLaws::check_buffers() const {
     const int64_t updated = bytes_at(0, Role::kMaster, buffer.unit) / kFp32Bytes;
     switch (buffer.role) {
       case Role::kParameters:
-        if (!unit.fp8) alike(buffer, unit.numel);
+        if (!unit.fp8) alike(buffer, unit.numel + unit.frozen);
         break;
       case Role::kGradients:
         alike(buffer, unit.numel);
@@ -367,7 +393,7 @@ void StepLaws::check_buffers() const {
         alike(buffer, updated);
         break;
       case Role::kShard:
-        if (!unit.fp8) alike(buffer, updated);
+        if (!unit.fp8) alike(buffer, unit.numel + unit.frozen);
         break;
       case Role::kSum:
         exactly(buffer, kFp32Bytes * unit.numel);

@@ -1,5 +1,7 @@
 #include "trireme/plan/step_program.h"
 
+#include <algorithm>
+
 #include "trireme/base/error.h"
 #include "trireme/plan/flat_layout.h"
 #include "trireme/plan/step_writer.h"
@@ -29,10 +31,13 @@ std::vector<ProgramUnit> program_units(const std::vector<UnitSpec>& units, const
   std::vector<ProgramUnit> result;
   for (const UnitSpec& unit : units) {
     const size_t place = result.size();
-    result.push_back({.name = unit.name,
-                      .numel = flat_layout(unit, setting.mesh.dp_size()).numel(),
-                      .activation_bytes = place < activation_bytes.size() ? activation_bytes[place] : 0,
-                      .fp8 = fp8_unit(unit)});
+    result.push_back(
+        {.name = unit.name,
+         .numel = flat_layout(unit, setting.mesh.dp_size()).numel(),
+         .trainable = unit.params.empty() || !std::ranges::all_of(unit.params, &ParamSpec::frozen),
+         .activation_bytes = place < activation_bytes.size() ? activation_bytes[place] : 0,
+         .fp8 = fp8_unit(unit),
+         .frozen = frozen_layout(unit, setting.mesh.dp_size()).numel()});
   }
   return result;
 }
@@ -46,10 +51,12 @@ UseOrder declared_order(const std::vector<ProgramUnit>& units, UseFrom use_from)
     return order;
   }
   for (int64_t unit = 0; unit < std::ssize(units); ++unit) order.forward.push_back(unit);
-  for (int64_t unit = std::ssize(units); unit-- > 0;) {
+  // Backward ends in the first unit that is trained: the input of that one needs no gradient.
+  const int64_t first = std::ranges::find_if(units, &ProgramUnit::trainable) - units.begin();
+  for (int64_t unit = std::ssize(units); unit-- > first;) {
     if (unit > 0) order.backward.push_back({Event::Kind::kBegin, unit});
-    order.backward.push_back({Event::Kind::kComplete, unit});
-    if (unit > 0) order.backward.push_back({Event::Kind::kEnd, unit});
+    if (units[static_cast<size_t>(unit)].trainable) order.backward.push_back({Event::Kind::kComplete, unit});
+    if (unit > first) order.backward.push_back({Event::Kind::kEnd, unit});
   }
   return order;
 }

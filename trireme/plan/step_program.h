@@ -146,6 +146,8 @@ struct ProgramUnit {
   int64_t between_halves_bytes = 0;
   std::optional<Fp8Unit> fp8 = {};
   int64_t uses = 1;  ///< forward passes of a micro-batch through it
+  int64_t frozen =
+      0;  ///< elements that are frozen for good, beside those of its flat layout; padding included
   bool operator==(const ProgramUnit&) const = default;
 };
 /// Units as `setting` lays them out; `activation_bytes`: one number for each unit, or empty.

@@ -169,6 +169,9 @@ void StepReader::read_unit() {
     if (word(at) == "uses") {
       unit.uses = number(word(at + 1));
       at += 2;
+    } else if (word(at) == "frozen") {
+      unit.frozen = number(word(at + 1));
+      at += 2;
     } else if (word(at) == "fp8" && word(at + 1) == "beside") {
       unit.fp8 = Fp8Unit{.rest = number(word(at + 2))};
       at += 3;
@@ -293,6 +296,7 @@ std::string to_text(const StepProgram& program) {
                         with_commas(unit.numel), unit.trainable ? "trainable" : "frozen   ",
                         with_commas(unit.activation_bytes), with_commas(unit.between_halves_bytes));
     if (unit.uses != 1) text += fmt::format(" uses {}", unit.uses);
+    if (unit.frozen != 0) text += fmt::format(" frozen {}", with_commas(unit.frozen));
     if (unit.fp8) text += fmt::format(" fp8 beside {}", with_commas(unit.fp8->rest));
     text += '\n';
   }

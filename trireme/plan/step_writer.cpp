@@ -22,7 +22,7 @@ std::vector<ProgramUnit> with_uses(std::vector<ProgramUnit> units, const UseOrde
 StepWriter::StepWriter(const std::vector<ProgramUnit>& units, const EngineSetting& setting,
                        const UseOrder& order)
     : setting_(setting), order_(order), builder_(with_uses(units, order)) {
-  for (const ProgramUnit& unit : units) memory_.emplace_back(unit.numel, setting, unit.fp8);
+  for (const ProgramUnit& unit : units) memory_.emplace_back(unit.numel, setting, unit.fp8, unit.frozen);
   if (order_.reductions.empty()) order_.reductions = completions();
 }
 
@@ -45,14 +45,15 @@ std::vector<int64_t> StepWriter::backward_uses() const {
 
 void StepWriter::unshard(int64_t unit) {
   if (!memory(unit).parameters_come_and_go || builder_.is_open(Role::kParameters, unit)) return;
-  const int64_t bytes = memory(unit).whole_bytes;
-  builder_.open(Role::kParameters, unit, bytes);
+  const int64_t bytes = memory(unit).whole_bytes, frozen = memory(unit).frozen_bytes;
+  builder_.open(Role::kParameters, unit, bytes + frozen);
   const int64_t ranks =
       builder_.is_open(Role::kSlice, unit) ? setting_.policy.reshard_after_forward : setting_.shard_ranks();
   std::vector<Transfer> transfers;
   if (memory(unit).in_fp8 && exchanged_.insert(unit).second)
     transfers.push_back(gather_transfer(memory(unit).exchanged_bytes, setting_.shard_ranks()));
-  transfers.push_back(gather_transfer(bytes, ranks));
+  if (bytes > 0 || frozen == 0) transfers.push_back(gather_transfer(bytes, ranks));
+  if (frozen > 0) transfers.push_back(gather_transfer(frozen, setting_.shard_ranks()));
   builder_.add(ActionKind::kUnshard, unit, Lane::kUnshard, std::move(transfers));
 }
 
@@ -275,7 +276,8 @@ void StepWriter::update_pass() {
   for (const int64_t unit : update_order()) {
     builder_.add(ActionKind::kUpdate, unit, Lane::kReduce);
     if (setting_.gathers()) reshard(unit);
-    if (setting_.gathers_update())
+    const bool is_updated = memory(unit).whole > 0 || memory(unit).frozen_bytes == 0;
+    if (setting_.gathers_update() && is_updated)
       builder_.add(ActionKind::kUnshard, unit, Lane::kUnshard,
                    {gather_transfer(memory(unit).whole_bytes, setting_.shard_ranks())});
   }

@@ -1,5 +1,7 @@
 #include "trireme/plan/unit_buffers.h"
 
+#include <algorithm>
+
 #include "trireme/plan/config.h"
 #include "trireme/plan/optimizer.h"
 
@@ -32,13 +34,14 @@ EngineSetting engine_setting(const Config& config, const MeshShape& ranks, int64
 }
 
 std::optional<Fp8Unit> fp8_unit(const UnitSpec& unit) {
-  if (!unit.fp8_block) return {};
+  if (!unit.fp8_block || std::ranges::any_of(unit.params, &ParamSpec::frozen)) return {};
   Fp8Unit fp8;
   for (const ParamSpec& param : unit.params) fp8.rest += param.layer ? 0 : param.numel();
   return fp8;
 }
 
-UnitBuffers::UnitBuffers(int64_t numel, const EngineSetting& setting, const std::optional<Fp8Unit>& fp8)
+UnitBuffers::UnitBuffers(int64_t numel, const EngineSetting& setting, const std::optional<Fp8Unit>& fp8,
+                         int64_t frozen)
     : whole(numel),
       shard(numel / setting.shard_ranks()),
       updated(setting.policy.shard_optimizer ? shard : whole),
@@ -57,6 +60,8 @@ UnitBuffers::UnitBuffers(int64_t numel, const EngineSetting& setting, const std:
       in_fp8(fp8 && parameters_come_and_go),
       whole_bytes(in_fp8 ? whole : setting.compute_bytes * whole),
       shard_bytes(in_fp8 ? shard + setting.compute_bytes * fp8->rest : setting.compute_bytes * shard),
-      exchanged_bytes(in_fp8 ? kExchangedElement * setting.shard_ranks() * fp8->exchanged() : 0) {}
+      exchanged_bytes(in_fp8 ? kExchangedElement * setting.shard_ranks() * fp8->exchanged() : 0),
+      frozen_bytes(setting.compute_bytes * frozen),
+      frozen_shard_bytes(frozen_bytes / setting.shard_ranks()) {}
 
 }  // namespace trireme::plan

@@ -71,13 +71,15 @@ struct Fp8Unit {
   /// matrices, and its part of the rest.
   int64_t exchanged() const { return kBlockLayers + rest; }
 };
-/// A unit's matrices in FP8; none: all of it travels in the dtype of computation.
+/// A unit's matrices in FP8; none: all of it travels in the dtype of computation, as where some of it is
+/// frozen for good, which leaves no master to cast from.
 std::optional<Fp8Unit> fp8_unit(const UnitSpec& unit);
 
 /// How a rank lays out the buffers of a unit. Sizes are in elements unless their name says bytes.
 struct UnitBuffers {
-  /// `numel` is that of the unit's flat layout, padding included.
-  UnitBuffers(int64_t numel, const EngineSetting& setting, const std::optional<Fp8Unit>& fp8 = {});
+  /// `numel` is that of the unit's flat layout, `frozen` that of its frozen_layout(), padding included.
+  UnitBuffers(int64_t numel, const EngineSetting& setting, const std::optional<Fp8Unit>& fp8 = {},
+              int64_t frozen = 0);
 
   int64_t whole, shard;
   int64_t updated;                ///< the range that this rank's optimizer has: the shard, or all
@@ -93,6 +95,9 @@ struct UnitBuffers {
   int64_t whole_bytes;            ///< of the parameters that come and go, or that stay
   int64_t shard_bytes;            ///< of what a rank keeps to be gathered
   int64_t exchanged_bytes;        ///< by all ranks of a shard, before the first gather after an update
+  /// Of parameters that are frozen for good: whole, and what a rank keeps where keeps_shard. They come and go
+  /// with the others.
+  int64_t frozen_bytes, frozen_shard_bytes;
 };
 
 }  // namespace trireme::plan

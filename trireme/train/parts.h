@@ -53,6 +53,7 @@ struct Parts {
   EarlyStop early_stop;
   bool records_passes;  ///< as can_record() said
   std::unique_ptr<TrainedModel> model;
+  std::string base_digest = {};  ///< of the weights under adapters; empty: there are none
   Feed next_batch;
 
  private:

@@ -33,8 +33,10 @@ bool must_be_equal(const std::string& key) {
       "seed",      "data.seq_len",    "data.val_fraction", "data.pad",
       "data.flip", "data.least_area", "data.resized_crop", "data.mixup",
       "optim.name"};
-  static const std::set<std::string> free = {"model.preset", "model.dropout", "model.weights"};
-  return keys.contains(key) || (key.starts_with("model.") && !free.contains(key));
+  static const std::set<std::string> free = {"model.preset", "model.dropout", "model.weights",
+                                             "adapter.weights"};
+  const bool of_model = key.starts_with("model.") || key.starts_with("adapter.");
+  return keys.contains(key) || (of_model && !free.contains(key));
 }
 
 plan::Config config_of(const Json& run, const std::string& path) {
@@ -133,6 +135,20 @@ void check_data(const Parts& parts, const Json& run, const std::string& path) {
       "[train.resume] {} was written by a run on {} samples with digest {}, but data.path now has {} with "
       "digest {}; use the same data",
       path, samples, then, parts.data->samples(), now);
+}
+
+/// Adapters are a change of the weights that they were trained on, and of no others.
+void check_base(const Parts& parts, const Json& run, const std::string& path) {
+  if (parts.base_digest.empty()) return;
+  const std::string then = checkpoint::text_of(run, "base", path);
+  if (then == parts.base_digest) return;
+  const std::string& weights = parts.config.model.weights;
+  throw ConfigError(
+      "[train.resume] {} holds adapters of weights with digest {}, but {} has {} in precision.compute={}; "
+      "use the "
+      "weights and the precision of the run that wrote it",
+      path, then, weights.empty() ? fmt::format("seed={}", parts.config.seed) : "model.weights=" + weights,
+      parts.base_digest, parts.config.precision.compute);
 }
 
 std::string hex_of(const at::Tensor& bytes) {
@@ -269,6 +285,7 @@ std::string run_state(const Parts& parts, const precision::LossScaler& scaler, c
               {"loss_scaler", to_json(scaler.state())},
               {"early_stop", early_stop.is_on() ? early_stop.state() : Json()},
               {"fp8_history", history != nullptr ? to_json(*history) : Json::array()},
+              {"base", parts.base_digest},
               {"config", plan::to_yaml({config, {}})}}
       .dump();
 }
@@ -293,6 +310,7 @@ void SavedRun::check(const Parts& parts) const {
   check_config(parts, then, path_);
   check_batch(parts, run(), then, path_);
   check_data(parts, run(), path_);
+  check_base(parts, run(), path_);
 }
 
 bool SavedRun::ran_on() const {

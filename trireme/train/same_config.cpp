@@ -42,6 +42,7 @@ Values compared(plan::Config config) {
       file.path(config) = fmt::format("a {} with digest {}", file.kept_as, hex64(xxh3(text)));
   }
   if (!config.model.weights.empty()) config.model.weights = "a file or folder";
+  if (!config.model.adapter.weights.empty()) config.model.adapter.weights = "a folder";
   Values values = Values::object();
   for (const plan::Field& field : plan::fields(config)) {
     if (may_differ(field.key)) continue;

@@ -93,6 +93,14 @@ void TrainedModel::load_weights(const std::string& path, bool stages) {
   for (const Part& part : parts_) parallel::load_weights(*part.engine, path, {.unexpected = stages});
 }
 
+void TrainedModel::load_base(const std::string& path) {
+  for (const Part& part : parts_) parallel::load_frozen(*part.engine, path);
+}
+
+std::string TrainedModel::base_digest() {
+  return parallel::frozen_digest(*parts_.front().engine);
+}
+
 nn::JointPtr joint_of(const plan::ModelConfig& model, const comm::Mesh& mesh) {
   if (mesh.tp->size() == 1) return nullptr;
   return parallel::make_joint(mesh, plan::split_vocabulary(model, mesh.tp->size()));

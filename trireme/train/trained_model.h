@@ -146,9 +146,18 @@ class TrainedModel {
   /// Parameters take the values of `path`, as parallel::load_weights() has it; each rank reads its part.
   /// `stages`: of a pipeline, which each want a part of the tensors.
   void load_weights(const std::string& path, bool stages);
-  /// Rank 0 writes all weights as one file. Throws EnvironmentError on every rank when it cannot.
+  /// Weights under adapters take the values of `path`, as parallel::load_frozen() has it.
+  void load_base(const std::string& path);
+  /// Adapters take the values of a folder of PEFT (train/adapter.h).
+  virtual void load_adapter(const std::string&) {}
+  /// As parallel::frozen_digest(), of the weights under adapters.
+  std::string base_digest();
+  /// Rank 0 writes all weights as one file; with adapters those that they make (save_merged()). Throws
+  /// EnvironmentError on every rank when it cannot.
   virtual void save_weights(const std::string& path, const parallel::Notes& notes = {}) = 0;
-  /// As parallel::weights_digest(), of the whole model; the same on every rank.
+  /// Rank 0 writes the adapters into a folder (train/adapter.h).
+  virtual void save_adapter(const std::string&) {}
+  /// As parallel::weights_digest(), of the whole model, with adapters of these alone; the same on every rank.
   virtual std::string weights_digest() = 0;
 
   /// Of delayed scaling, the same on all ranks between steps; null: scales are not delayed.

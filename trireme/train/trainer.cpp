@@ -5,6 +5,7 @@
 #include <c10/core/StreamGuard.h>
 
 #include <exception>
+#include <filesystem>
 #include <optional>
 #include <utility>
 
@@ -12,12 +13,14 @@
 #include "trireme/base/error.h"
 #include "trireme/base/heartbeat.h"
 #include "trireme/base/log.h"
+#include "trireme/base/text.h"
 #include "trireme/comm/agree.h"
 #include "trireme/data/tokenizer.h"
 #include "trireme/kernels/device.h"
 #include "trireme/kernels/matmul.h"
 #include "trireme/kernels/repeatable.h"
 #include "trireme/parallel/recording.h"
+#include "trireme/plan/adapter.h"
 #include "trireme/plan/memory.h"
 #include "trireme/plan/model_family.h"
 #include "trireme/plan/recompute.h"
@@ -41,6 +44,10 @@ namespace {
 /// How torch refuses an operation when it was told to repeat its bits.
 constexpr std::string_view kNotDeterministic = "does not have a deterministic implementation";
 
+std::string adapter_folder(const std::string& weights_path) {
+  return (std::filesystem::path(weights_path).parent_path() / "adapter").string();
+}
+
 /// A run from its weights, its own or a checkpoint's, to the last step's and the summary.
 class Trainer {
  public:
@@ -51,6 +58,7 @@ class Trainer {
 
  private:
   Checkpointing::Resumed resume_or_begin();
+  void begin_adapters();
   TrainResult run_steps();
   void begin_records();
   void settle(size_t left);
@@ -93,10 +101,26 @@ Trainer::Trainer(const TrainOptions& options, std::shared_ptr<comm::World> world
       validations_(parts_, checkpoints_, agenda_, resumed_.step),
       baseline_bytes_(baseline_bytes) {}
 
+/// Checkpoints have adapters alone, so the weights under them are read whenever a run begins or goes on.
+void Trainer::begin_adapters() {
+  const std::string& weights = config_.model.weights;
+  if (!weights.empty()) model_.load_base(weights);
+  parts_.base_digest = model_.base_digest();
+  if (!options_.announce || !parts_.is_root()) return;
+  log_info("adapter {} of rank {} on {}: {} of {} parameters are trained, on weights from {}",
+           config_.model.adapter.kind, config_.model.adapter.rank, config_.model.adapter.targets,
+           with_commas(plan::trained_params(parts_.facts)), with_commas(parts_.facts.params),
+           weights.empty() ? fmt::format("seed {}", config_.seed) : weights);
+}
+
 /// With members up to checkpoints_ alone.
 Checkpointing::Resumed Trainer::resume_or_begin() {
+  if (plan::has_adapters(config_)) begin_adapters();
   Checkpointing::Resumed resumed = checkpoints_.resume();
-  if (resumed.step > 0 || config_.model.weights.empty()) return resumed;
+  if (resumed.step > 0) return resumed;
+  if (const std::string& adapter = config_.model.adapter.weights; !adapter.empty())
+    model_.load_adapter(adapter);
+  if (config_.model.weights.empty() || plan::has_adapters(config_)) return resumed;
   model_.load_weights(config_.model.weights, config_.parallel.pp > 1);
   if (options_.announce && parts_.is_root()) log_info("weights from {}", config_.model.weights);
   return resumed;
@@ -190,9 +214,11 @@ void Trainer::keep_weights() {
   weights_kept_ = true;
   checkpoints_.before_update();
   model_.average_parameters();
-  if (!config_.checkpoint.final_weights) return;
+  const bool adapters = plan::has_adapters(config_);
+  if (!config_.checkpoint.final_weights && !adapters) return;
   try {
-    model_.save_weights(options_.weights_path);
+    if (adapters) model_.save_adapter(adapter_folder(options_.weights_path));
+    if (config_.checkpoint.final_weights) model_.save_weights(options_.weights_path);
   } catch (const EnvironmentError&) {
     weights_error_ = std::current_exception();
   }

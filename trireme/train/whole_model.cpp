@@ -7,8 +7,10 @@
 #include "trireme/parallel/state_file.h"
 #include "trireme/parallel/tensor_joint.h"
 #include "trireme/parallel/wrap.h"
+#include "trireme/plan/adapter.h"
 #include "trireme/plan/buckets.h"
 #include "trireme/plan/tensor_split.h"
+#include "trireme/train/adapter.h"
 #include "trireme/train/connect.h"
 #include "trireme/train/engine_options.h"
 #include "trireme/train/guesses.h"
@@ -56,6 +58,8 @@ WholeModel::WholeModel(const ModelSetup& setup)
     : TrainedModel(setup),
       model_(make_model(setup)),
       mesh_(setup.mesh),
+      config_(setup.config),
+      facts_(setup.facts),
       device_(setup.mesh.world->device()),
       reads_images_(plan::reads_images(setup.config.model.family)) {
   const plan::Config& config = setup.config;
@@ -134,7 +138,16 @@ std::vector<int32_t> WholeModel::generate(std::vector<int32_t> prompt, const Sam
 }
 
 void WholeModel::save_weights(const std::string& path, const parallel::Notes& notes) {
-  parallel::save_weights(engine(), path, notes);
+  if (!plan::has_adapters(config_)) return parallel::save_weights(engine(), path, notes);
+  save_merged(engine(), config_.model, facts_, path, notes);
+}
+
+void WholeModel::save_adapter(const std::string& folder) {
+  train::save_adapter(engine(), config_.model, facts_, folder);
+}
+
+void WholeModel::load_adapter(const std::string& folder) {
+  train::load_adapter(engine(), folder);
 }
 
 std::string WholeModel::weights_digest() {

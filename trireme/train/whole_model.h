@@ -26,6 +26,8 @@ class WholeModel : public TrainedModel {
   Scores evaluate(const std::vector<data::Batch>& batches, Guesses* guesses) override;
   std::vector<int32_t> generate(std::vector<int32_t> prompt, const SamplingOptions& options) override;
   void save_weights(const std::string& path, const parallel::Notes& notes) override;
+  void save_adapter(const std::string& folder) override;
+  void load_adapter(const std::string& folder) override;
   std::string weights_digest() override;
 
  private:
@@ -33,6 +35,8 @@ class WholeModel : public TrainedModel {
 
   std::shared_ptr<nn::Model> model_;
   comm::Mesh mesh_;
+  const plan::Config& config_;
+  const plan::ModelFacts& facts_;
   c10::Device device_;
   bool reads_images_;
   std::vector<std::string> units_;

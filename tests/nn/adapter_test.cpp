@@ -1,0 +1,162 @@
+// Low-rank adapters: what they compute and how they are differentiated, against the model without adapters
+// whose weights have them added.
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <map>
+#include <string>
+
+#include "tests/support/refusal.h"
+#include "trireme/memory/recompute.h"
+#include "trireme/nn/init.h"
+#include "trireme/nn/language_model.h"
+#include "trireme/plan/adapter.h"
+#include "trireme/plan/model_family.h"
+
+namespace trireme::nn {
+namespace {
+
+using NamedValues = std::map<std::string, at::Tensor>;
+
+plan::ModelConfig adapter_config(plan::ModelFamily family, const std::string& targets) {
+  plan::ModelConfig config;
+  config.family = family;
+  config.n_layers = 2;
+  config.d_model = 32;
+  config.n_heads = 4;
+  config.n_kv_heads = family == plan::ModelFamily::kLlama ? 2 : 0;
+  config.vocab_size = 50;
+  config.adapter = {.kind = plan::AdapterKind::kLora, .rank = 3, .alpha = 5.0, .targets = targets};
+  return plan::complete(config, 16);
+}
+
+/// With B that is not zero, so that A has a gradient, and base weights that need none.
+std::shared_ptr<LanguageModel> adapted_model(const plan::ModelConfig& config) {
+  const auto model = build(config);
+  InitialWeights(config, 3).fill(*model);
+  const at::NoGradGuard no_grad;
+  at::manual_seed(7);
+  for (const auto& entry : model->named_parameters()) {
+    at::Tensor value = entry.value();
+    const bool trained = plan::is_of_adapter(entry.key());
+    value.set_requires_grad(trained);
+    if (trained) value.normal_(0.0, 0.1);
+  }
+  return model;
+}
+
+NamedValues values_of_module(torch::nn::Module& module) {
+  NamedValues named;
+  for (const auto& entry : module.named_parameters()) named[entry.key()] = entry.value();
+  return named;
+}
+
+struct AdaptedLayer {
+  std::string weight, first, second;  ///< names of W, A and B
+};
+
+std::vector<AdaptedLayer> adapted_layers(const NamedValues& parameters) {
+  std::vector<AdaptedLayer> layers;
+  const std::string suffix = std::string(plan::kAdapterIn) + ".weight";
+  for (const auto& [name, value] : parameters) {
+    if (!name.ends_with(suffix)) continue;
+    const std::string module = name.substr(0, name.size() - suffix.size());
+    layers.push_back({module + ".weight", name, module + plan::kAdapterOut + ".weight"});
+  }
+  return layers;
+}
+
+/// The model without adapters that computes the same.
+std::shared_ptr<LanguageModel> model_of_sums(const plan::ModelConfig& config, const NamedValues& adapted) {
+  plan::ModelConfig plain = config;
+  plain.adapter = {};
+  const auto model = build(plain);
+  const at::NoGradGuard no_grad;
+  NamedValues own = values_of_module(*model);
+  for (auto& [name, value] : own) value.copy_(adapted.at(name));
+  for (const AdaptedLayer& layer : adapted_layers(adapted)) {
+    const at::Tensor change =
+        plan::scale_of(config.adapter) * at::matmul(adapted.at(layer.second), adapted.at(layer.first));
+    own.at(layer.weight).add_(plan::record_of(config.family).in_out ? change.t() : change);
+  }
+  return model;
+}
+
+void expect_close_to(const at::Tensor& got, const at::Tensor& wanted, const std::string& what) {
+  const double size = wanted.norm().item<double>();
+  EXPECT_LE((got - wanted).norm().item<double>(), 2e-5 * size) << what;
+  EXPECT_GT(size, 0.0) << what;
+}
+
+class LowRankAdapters : public ::testing::TestWithParam<std::tuple<plan::ModelFamily, std::string>> {};
+
+TEST_P(LowRankAdapters, ComputeAndLearnWhatTheirProductAddedToTheWeightsDoes) {
+  const auto [family, targets] = GetParam();
+  const plan::ModelConfig config = adapter_config(family, targets);
+  const auto model = adapted_model(config);
+  const NamedValues own = values_of_module(*model);
+  const auto merged = model_of_sums(config, own);
+  const at::Tensor tokens = at::randint(50, {2, 16}, at::kLong),
+                   targets_of = at::randint(50, {2, 16}, at::kLong);
+  expect_close_to(model->forward(tokens), merged->forward(tokens), "logits");
+  model->loss(tokens, targets_of).backward();
+  merged->loss(tokens, targets_of).backward();
+  const NamedValues theirs = values_of_module(*merged);
+  const std::vector<AdaptedLayer> layers = adapted_layers(own);
+  ASSERT_FALSE(layers.empty());
+  const double scale = plan::scale_of(config.adapter);
+  for (const AdaptedLayer& layer : layers) {
+    const at::Tensor whole = theirs.at(layer.weight).grad();
+    const at::Tensor gradient = plan::record_of(family).in_out ? whole.t() : whole;  // (out, in)
+    const at::Tensor a = own.at(layer.first), b = own.at(layer.second);
+    expect_close_to(a.grad(), scale * at::matmul(b.t(), gradient), layer.first);
+    expect_close_to(b.grad(), scale * at::matmul(gradient, a.t()), layer.second);
+  }
+  for (const auto& [name, value] : own) EXPECT_EQ(value.grad().defined(), plan::is_of_adapter(name)) << name;
+}
+
+TEST_P(LowRankAdapters, LearnTheSameWhereBlocksAreComputedAgain) {
+  const auto [family, targets] = GetParam();
+  const auto model = adapted_model(adapter_config(family, targets));
+  const NamedValues own = values_of_module(*model);
+  const at::Tensor tokens = at::randint(50, {2, 16}, at::kLong),
+                   targets_of = at::randint(50, {2, 16}, at::kLong);
+  model->loss(tokens, targets_of).backward();
+  NamedValues wanted;
+  for (const auto& [name, value] : own) {
+    if (!plan::is_of_adapter(name)) continue;
+    wanted[name] = value.grad().clone();
+    at::Tensor parameter = value;
+    parameter.mutable_grad().reset();
+  }
+  model->set_unit_runner([](const Unit& unit, const at::Tensor& x, bool) {
+    return x.is_floating_point() && unit.name != plan::kHeadUnit
+               ? memory::recomputed(x, unit.forward, false, unit.again)
+               : unit.forward(x);
+  });
+  model->loss(tokens, targets_of).backward();
+  for (const auto& [name, gradient] : wanted) EXPECT_TRUE(at::equal(own.at(name).grad(), gradient)) << name;
+}
+
+INSTANTIATE_TEST_SUITE_P(Families, LowRankAdapters,
+                         ::testing::Values(std::tuple{plan::ModelFamily::kLlama, "all"},
+                                           std::tuple{plan::ModelFamily::kLlama, "q_proj,v_proj"},
+                                           std::tuple{plan::ModelFamily::kLlama, "o_proj,up_proj,down_proj"},
+                                           std::tuple{plan::ModelFamily::kGpt2, "all"},
+                                           std::tuple{plan::ModelFamily::kGpt2, "c_attn"},
+                                           std::tuple{plan::ModelFamily::kGpt2, "c_fc,c_proj"}));
+
+/// B begins at zero.
+TEST(LowRankAdapter, ChangesNothingAtFirst) {
+  const plan::ModelConfig config = adapter_config(plan::ModelFamily::kLlama, "all");
+  plan::ModelConfig plain = config;
+  plain.adapter = {};
+  const auto model = build(config), without = build(plain);
+  InitialWeights(config, 3).fill(*model);
+  InitialWeights(plain, 3).fill(*without);
+  const at::Tensor tokens = at::randint(50, {2, 16}, at::kLong);
+  EXPECT_TRUE(at::equal(model->forward(tokens), without->forward(tokens)));
+}
+
+}  // namespace
+}  // namespace trireme::nn

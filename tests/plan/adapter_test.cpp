@@ -1,0 +1,119 @@
+// Adapters in the record of a model, in step programs and in the rules for configs.
+#include "trireme/plan/adapter.h"
+
+#include <gtest/gtest.h>
+
+#include "tests/support/refusal.h"
+#include "trireme/base/env.h"
+#include "trireme/plan/flat_layout.h"
+#include "trireme/plan/memory.h"
+#include "trireme/plan/presets.h"
+#include "trireme/plan/step_program.h"
+
+namespace trireme::plan {
+namespace {
+
+Config load_adapted(std::vector<std::string> overrides) {
+  overrides.insert(overrides.begin(), {"model.preset=llama-1b", "adapter.kind=lora"});
+  return plan::load({.path = "", .text = "", .overrides = std::move(overrides)}, Environment()).config;
+}
+
+ModelFacts facts_of_adapted(const Config& config) {
+  return describe(config.model, config.data.seq_len, config.precision, config.memory);
+}
+
+TEST(LowRankAdapter, AddsTwoThinMatricesToEachLayerAndFreezesTheRest) {
+  const Config config = load_adapted({"adapter.rank=8"});
+  const ModelFacts facts = facts_of_adapted(config);
+  const ModelConfig& model = config.model;
+  const int64_t d = model.d_model, f = model.d_ff, kv = model.n_kv_heads * head_dim(model);
+  // Input and output features of q, of k and v, of o, and of gate, up and down.
+  const int64_t layers = 2 * d + 2 * (d + kv) + 2 * d + 3 * (d + f);
+  EXPECT_EQ(trained_params(facts), 8 * layers * model.n_layers);
+  for (const UnitSpec& unit : facts.units) {
+    for (const ParamSpec& param : unit.params)
+      EXPECT_NE(param.frozen, is_of_adapter(param.name)) << param.name;
+  }
+}
+
+TEST(LowRankAdapter, TargetsAreNamesOfLayers) {
+  const ModelFacts facts = facts_of_adapted(load_adapted({"adapter.targets=q_proj,v_proj"}));
+  int64_t adapted = 0;
+  for (const UnitSpec& unit : facts.units) adapted += std::ssize(unit.trained());
+  EXPECT_EQ(adapted, 2 * 2 * load_adapted({}).model.n_layers);
+  test::expect_refusal([] { load_adapted({"adapter.targets=q_proj,c_attn"}); },
+                       {"'c_attn'", "q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj"});
+}
+
+/// Neighbours stay neighbours: q, k and v are multiplied as one matrix.
+TEST(LowRankAdapter, FrozenWeightsLieAsTheyDoWithoutAdapters) {
+  Config config = load_adapted({});
+  const UnitSpec adapted = facts_of_adapted(config).units[1];
+  config.model.adapter = {};
+  const UnitSpec plain = facts_of_adapted(config).units[1];
+  const FlatLayout frozen = frozen_layout(adapted, 4), all = flat_layout(plain, 4);
+  ASSERT_EQ(frozen.entries().size(), all.entries().size());
+  for (size_t i = 0; i < all.entries().size(); ++i) {
+    EXPECT_EQ(frozen.entries()[i].name, all.entries()[i].name);
+    EXPECT_EQ(frozen.entries()[i].offset, all.entries()[i].offset);
+  }
+}
+
+/// 4 FLOPs a frozen weight and token: no gradient of it is computed.
+TEST(LowRankAdapter, FrozenWeightsSaveAThirdOfTheProducts) {
+  Config config = load_adapted({});
+  const ModelFacts adapted = facts_of_adapted(config);
+  config.model.adapter = {};
+  const ModelFacts plain = facts_of_adapted(config);
+  const double attention = plain.flops_per_token - 6.0 * static_cast<double>(plain.matmul_params);
+  EXPECT_DOUBLE_EQ(adapted.flops_per_token, 4.0 * static_cast<double>(plain.matmul_params) +
+                                                6.0 * static_cast<double>(trained_params(adapted)) +
+                                                attention);
+}
+
+class AdapterPrograms : public ::testing::TestWithParam<std::string> {};
+
+TEST_P(AdapterPrograms, AreCheckedAndReadBackAndHoldNothingOfTheBaseButItsWeights) {
+  const Config config = load_adapted({"precision.compute=bf16", "train.global_batch=8", "train.micro_batch=1",
+                                      "parallel.policy=" + GetParam()});
+  const MeshShape mesh = MeshShape::fit(config.parallel, 4);
+  const BatchPlan batch = plan_batch(config, mesh);
+  const ModelFacts facts = facts_of_adapted(config);
+  const EngineSetting setting = engine_setting(config, mesh, batch.accumulation, Device::kCuda);
+  const StepProgram program = config_program(config, facts, batch, setting);
+  EXPECT_NO_THROW(verify(program));
+  EXPECT_EQ(step_program_from_text(to_text(program)), program);
+  const int64_t trained = trained_params(facts), base = 2 * (facts.params - trained);
+  const HeldBytes kept = kept_bytes(program);
+  const int64_t padding = 1 << 16;
+  const int64_t weights = kept[Role::kParameters] + kept[Role::kShard];
+  const int64_t share = setting.shards_parameters() ? base / 4 : base;
+  EXPECT_GE(weights, share);
+  EXPECT_LE(weights, share + 2 * trained + padding);
+  EXPECT_LE(kept[Role::kMaster] + kept[Role::kMoments], 12 * trained + padding);
+  EXPECT_LE(kept[Role::kGradients] + kept[Role::kReduced], 6 * trained + padding);
+}
+
+INSTANTIATE_TEST_SUITE_P(Policies, AdapterPrograms,
+                         ::testing::Values("ddp", "zero1", "zero2", "zero3", "fsdp"));
+
+TEST(LowRankAdapter, RefusesWhatItCannotBeCombinedWith) {
+  test::expect_refusal([] { load_adapted({"parallel.tp=2"}); }, {"adapter.kind=lora", "parallel.tp=2"});
+  test::expect_refusal([] { load_adapted({"parallel.pp=2"}); }, {"adapter.kind=lora", "parallel.pp=2"});
+  test::expect_refusal([] { load_adapted({"memory.recompute=cheap"}); },
+                       {"memory.recompute=cheap", "use block or none"});
+  test::expect_refusal(
+      [] {
+        load_adapted({"adapter.kind=none", "adapter.rank=4"});
+      },
+      {"adapter.rank=4", "remove it"});
+  test::expect_refusal(
+      [] {
+        plan::load({.path = "", .text = "", .overrides = {"model.preset=resnet50", "adapter.kind=lora"}},
+                   Environment());
+      },
+      {"adapter.kind=lora", "resnet"});
+}
+
+}  // namespace
+}  // namespace trireme::plan

@@ -1,0 +1,192 @@
+// Runs that train adapters on weights that stay as they are: on every policy and number of ranks, through a
+// stop, and what they leave.
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "tests/support/refusal.h"
+#include "tests/train/resume_fixture.h"
+#include "trireme/base/file.h"
+#include "trireme/checkpoint/safetensors.h"
+#include "trireme/plan/adapter.h"
+#include "trireme/plan/policy.h"
+
+namespace trireme::train {
+namespace {
+
+using ReadTensors = std::map<std::string, at::Tensor>;
+
+ReadTensors read_tensors(const std::filesystem::path& path) {
+  ReadTensors tensors;
+  const checkpoint::SafetensorsReader file(path.string());
+  for (const auto& [name, info] : file.tensors()) tensors[name] = file.read(name).clone();
+  return tensors;
+}
+
+class AdapterRun : public Resume {
+ protected:
+  void SetUp() override {
+    Resume::SetUp();
+    config_.model.family = plan::ModelFamily::kLlama;
+    config_.model.n_heads = 4;
+    config_.model.n_kv_heads = 2;
+    config_.model.tie_embeddings = false;
+    config_.model = plan::complete(config_.model, 32);
+    config_.train.steps = 6;
+    config_.train.grad_clip = 0.5;
+    config_.checkpoint.every = 0;
+    config_.optim.lr = 2e-2;
+  }
+
+  void use_adapter() { config_.model.adapter = {.kind = plan::AdapterKind::kLora, .rank = 4, .alpha = 8.0}; }
+
+  void use(const plan::Policy& policy) {
+    config_.parallel.policy = policy.name;
+    config_.parallel.sharding = policy.sharding;
+    config_.parallel.bucket_mib = policy.shard_parameters || policy.hybrid ? 0.0 : 0.01;
+  }
+
+  std::filesystem::path weights() const { return folder_ / "weights.safetensors"; }
+  std::filesystem::path adapter() const { return folder_ / "adapter"; }
+
+  /// Some weights to stand on.
+  std::string pretrain() {
+    run(1, false);
+    const std::filesystem::path kept = folder_ / "base.safetensors";
+    std::filesystem::rename(weights(), kept);
+    return kept;
+  }
+};
+
+TEST_F(AdapterRun, EveryPolicyLeavesTheSameAdaptersAndTheBaseAsItWas) {
+  config_.model.weights = pretrain();
+  use_adapter();
+  const ReadTensors base = read_tensors(config_.model.weights);
+  std::vector<double> alone;
+  for (const int64_t ranks : {1, 2, 4}) {
+    std::set<std::string> digests;
+    for (const plan::Policy& policy : plan::policies()) {
+      if (policy.hybrid && ranks < 4) continue;
+      use(policy);
+      config_.parallel.dp_replicate = policy.hybrid ? 2 : 1;
+      const TrainResult result = run(ranks, false);
+      digests.insert(result.summary.weights_digest);
+      EXPECT_EQ(result.summary.cost.measured_wire_bytes,
+                result.summary.cost.predicted_wire_bytes.value_or(-1))
+          << policy.label() << " on " << ranks;
+      ASSERT_EQ(recorder_.steps.size(), 6u);
+      if (alone.empty())
+        for (const StepRecord& step : recorder_.steps) alone.push_back(step.loss);
+      for (size_t step = 0; step < alone.size(); ++step)
+        EXPECT_NEAR(recorder_.steps[step].loss, alone[step], 1e-5 * alone[step])
+            << policy.label() << " on " << ranks;
+      const ReadTensors merged = read_tensors(weights());
+      ASSERT_EQ(merged.size(), base.size());
+      for (const auto& [name, value] : base) {
+        const bool adapted = name.find("_proj.") != std::string::npos;
+        EXPECT_EQ(at::equal(merged.at(name), value), !adapted)
+            << name << ", " << policy.label() << " on " << ranks;
+      }
+    }
+    EXPECT_EQ(digests.size(), 1u) << ranks << " ranks";
+  }
+  EXPECT_LT(alone.back(), alone.front());
+}
+
+/// A rank keeps neither gradients nor masters nor optimizer state of the base.
+TEST_F(AdapterRun, TakesLittleMoreThanTheWeights) {
+  use_adapter();
+  config_.precision.compute = plan::Dtype::kBf16;
+  for (const plan::Policy& policy : plan::policies()) {
+    if (policy.hybrid) continue;
+    use(policy);
+    const TrainResult result = run(2, false);
+    const plan::ModelFacts facts = plan::describe(config_.model, config_.data.seq_len);
+    const int64_t trained = plan::trained_params(facts), frozen = facts.params - trained;
+    const int64_t kept = policy.shard_parameters ? frozen : 2 * frozen;  // 2 bytes, over 2 ranks or on each
+    const int64_t bytes = result.summary.cost.measured.total();
+    EXPECT_EQ(bytes, result.summary.cost.predicted.total()) << policy.label();
+    EXPECT_GE(bytes, kept) << policy.label();
+    EXPECT_LE(bytes, kept + 24 * trained + 4096) << policy.label();
+  }
+}
+
+TEST_F(AdapterRun, GoesOnExactlyFromCheckpointsThatHoldAdaptersAlone) {
+  config_.model.weights = pretrain();
+  use_adapter();
+  config_.train.steps = 12;
+  config_.checkpoint.every = 4;
+  for (const int64_t ranks : {1, 2}) {
+    use(plan::find_policy("fsdp"));
+    expect_exact(ranks, fmt::format("{} ranks", ranks));
+  }
+  int64_t bytes = 0;
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(checkpoints()))
+    if (entry.path().extension() == ".safetensors") bytes += static_cast<int64_t>(entry.file_size());
+  const plan::ModelFacts facts = plan::describe(config_.model, config_.data.seq_len);
+  EXPECT_LT(bytes, 2 * 4 * facts.params) << "two checkpoints with the base would be more";
+}
+
+TEST_F(AdapterRun, RefusesCheckpointsOfAnotherBaseOrOtherAdapters) {
+  config_.model.weights = pretrain();
+  use_adapter();
+  config_.checkpoint.every = 4;
+  run(1, false);
+  const plan::Config before = config_;
+  config_.model.adapter.rank = 5;
+  test::expect_refusal([&] { run(1, true); }, {"other values of adapter.rank"});
+  config_ = before;
+  config_.model.weights.clear();
+  test::expect_refusal([&] { run(1, true); }, {"holds adapters of weights with digest", "seed=42"});
+}
+
+/// As peft.PeftModel.from_pretrained() reads them; the names are its own.
+TEST_F(AdapterRun, LeavesTheAdaptersAsPeftHasThem) {
+  config_.model.weights = pretrain();
+  use_adapter();
+  config_.model.adapter.targets = "q_proj,down_proj";
+  run(2, false);
+  const ReadTensors adapters = read_tensors(adapter() / "adapter_model.safetensors");
+  const ReadTensors base = read_tensors(config_.model.weights), merged = read_tensors(weights());
+  ASSERT_EQ(adapters.size(), 8u);  // 2 blocks x 2 layers x A and B
+  for (const char* module : {"model.layers.0.self_attn.q_proj", "model.layers.1.mlp.down_proj"}) {
+    const std::string name = std::string("base_model.model.") + module;
+    const at::Tensor a = adapters.at(name + ".lora_A.weight"), b = adapters.at(name + ".lora_B.weight");
+    EXPECT_GT(b.abs().max().item<double>(), 0.0);
+    const std::string weight = std::string(module) + ".weight";
+    EXPECT_TRUE(at::allclose(merged.at(weight), base.at(weight) + 2.0 * at::matmul(b, a), 1e-6, 1e-7))
+        << module;
+  }
+  const auto config = nlohmann::json::parse(read_file((adapter() / "adapter_config.json").string()));
+  EXPECT_EQ(config["peft_type"], "LORA");
+  EXPECT_EQ(config["r"], 4);
+  EXPECT_EQ(config["lora_alpha"], 8.0);
+  EXPECT_EQ(config["target_modules"], nlohmann::json({"q_proj", "down_proj"}));
+  EXPECT_EQ(config["fan_in_fan_out"], false);
+}
+
+/// What the run validates with is what its weights compute.
+TEST_F(AdapterRun, MergedWeightsValidateAsTheRunDid) {
+  config_.model.weights = pretrain();
+  use_adapter();
+  config_.train.val_every = 6;
+  const double validated = run(1, false).summary.final_val_loss.value_or(0.0);
+  const std::filesystem::path merged = folder_ / "merged.safetensors";
+  std::filesystem::rename(weights(), merged);
+  config_.model.adapter = {};
+  config_.model.weights = merged;
+  config_.optim.lr = 1e-30;
+  config_.optim.warmup_steps = 0;
+  EXPECT_NEAR(run(1, false).summary.final_val_loss.value_or(0.0), validated, 1e-5 * validated);
+}
+
+}  // namespace
+}  // namespace trireme::train

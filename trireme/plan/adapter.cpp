@@ -1,0 +1,128 @@
+#include "trireme/plan/adapter.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "trireme/base/error.h"
+#include "trireme/base/text.h"
+#include "trireme/plan/model_family.h"
+
+namespace trireme::plan {
+namespace {
+
+constexpr const char* kAllLayers = "all";
+constexpr std::string_view kWeight = ".weight";
+
+/// "model.layers.0.mlp.up_proj.weight" -> "model.layers.0.mlp.up_proj"; of another parameter nothing.
+std::string module_of(const ParamSpec& param) {
+  if (!param.layer || !param.name.ends_with(kWeight)) return {};
+  return param.name.substr(0, param.name.size() - kWeight.size());
+}
+
+std::string last_word(const std::string& path) {
+  return path.substr(path.rfind('.') + 1);
+}
+
+/// A, of a variance that makes A x as large as the layer's input is on average, and B.
+std::pair<ParamSpec, ParamSpec> adapter_of(const std::string& module, const ParamSpec& weight,
+                                           const ModelConfig& model) {
+  const bool in_out = record_of(model.family).in_out;
+  const int64_t in = weight.shape[in_out ? 0 : 1], out = weight.shape[in_out ? 1 : 0],
+                rank = model.adapter.rank;
+  ParamSpec first{.name = module + kAdapterIn + std::string(kWeight),
+                  .shape = {rank, in},
+                  .initial = {.deviation = 1.0 / std::sqrt(3.0 * static_cast<double>(in))}};
+  ParamSpec second{.name = module + kAdapterOut + std::string(kWeight), .shape = {out, rank}};
+  return {std::move(first), std::move(second)};
+}
+
+/// Frozen parameters, and behind them the adapters: all A, which neighbours multiply as one matrix, then all
+/// B.
+std::vector<ParamSpec> adapted(std::vector<ParamSpec> params, const ModelConfig& model) {
+  std::vector<ParamSpec> firsts, seconds;
+  for (ParamSpec& param : params) {
+    param.frozen = true;
+    const std::string module = module_of(param);
+    if (module.empty() || !adapts(model.adapter, last_word(module))) continue;
+    auto [first, second] = adapter_of(module, param, model);
+    firsts.push_back(std::move(first));
+    seconds.push_back(std::move(second));
+  }
+  params.insert(params.end(), firsts.begin(), firsts.end());
+  params.insert(params.end(), seconds.begin(), seconds.end());
+  return params;
+}
+
+void adapt_block(UnitSpec& block, const ModelConfig& model) {
+  const auto middle =
+      block.params.begin() + static_cast<std::ptrdiff_t>(record_of(model.family).attention_params);
+  std::vector<ParamSpec> attention = adapted({block.params.begin(), middle}, model);
+  const std::vector<ParamSpec> rest = adapted({middle, block.params.end()}, model);
+  attention.insert(attention.end(), rest.begin(), rest.end());
+  block.params = std::move(attention);
+}
+
+}  // namespace
+
+bool adapts(const AdapterConfig& adapter, std::string_view module) {
+  if (adapter.kind == AdapterKind::kNone) return false;
+  const std::vector<std::string> targets = split(adapter.targets, ',');
+  return adapter.targets == kAllLayers || std::ranges::find(targets, module) != targets.end();
+}
+
+bool is_of_adapter(std::string_view parameter) {
+  return parameter.ends_with(std::string(kAdapterIn) + std::string(kWeight)) ||
+         parameter.ends_with(std::string(kAdapterOut) + std::string(kWeight));
+}
+
+double scale_of(const AdapterConfig& adapter) {
+  return adapter.alpha / static_cast<double>(adapter.rank);
+}
+
+std::vector<std::string> linear_layers(const ModelConfig& model) {
+  std::vector<std::string> names;
+  for (const ParamSpec& param : record_of(model.family).block(model, 0).params) {
+    const std::string name = last_word(module_of(param));
+    if (!name.empty() && std::ranges::find(names, name) == names.end()) names.push_back(name);
+  }
+  return names;
+}
+
+void check_targets(const ModelConfig& model, const std::string& said) {
+  const std::vector<std::string> layers = linear_layers(model);
+  if (model.adapter.targets == kAllLayers) return;
+  for (const std::string& target : split(model.adapter.targets, ',')) {
+    if (std::ranges::find(layers, target) != layers.end()) continue;
+    throw ConfigError(
+        "[plan.adapter] {} names '{}', but the linear layers of a block of {} are {}; name some of these, "
+        "separated by commas, or write all",
+        said, target, model.family, join(layers, ", "));
+  }
+}
+
+void adapt(std::vector<UnitSpec>& units, const ModelConfig& model) {
+  if (model.adapter.kind == AdapterKind::kNone) return;
+  for (size_t unit = 0; unit < units.size(); ++unit) {
+    const bool is_block = unit > 0 && units[unit].name != kHeadUnit;
+    if (is_block) adapt_block(units[unit], model);
+    for (ParamSpec& param : units[unit].params) param.frozen = !is_of_adapter(param.name);
+  }
+}
+
+size_t attention_params(const UnitSpec& block, const ModelConfig& model) {
+  const size_t own = record_of(model.family).attention_params;
+  const auto behind =
+      std::ranges::find_if_not(block.params.begin() + static_cast<std::ptrdiff_t>(own), block.params.end(),
+                               [](const ParamSpec& param) { return is_of_adapter(param.name); });
+  return static_cast<size_t>(behind - block.params.begin());
+}
+
+int64_t trained_params(const ModelFacts& facts) {
+  int64_t sum = 0;
+  for (const UnitSpec& unit : facts.units) {
+    for (const ParamSpec& param : unit.trained()) sum += param.numel();
+  }
+  return sum;
+}
+
+}  // namespace trireme::plan

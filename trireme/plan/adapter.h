@@ -1,0 +1,45 @@
+#pragma once
+// Low-rank adapters (Hu et al. 2021, LoRA: Low-Rank Adaptation of Large Language Models): the weights of a
+// model stay as they are, and each adapted linear layer W gets two thin matrices that are trained instead: y
+// = x W^T + alpha / rank (x A^T) B^T, with A (rank, in) and B (out, rank), which begins at zero. The names
+// are those of PEFT: MODULE.lora_A.weight and MODULE.lora_B.weight.
+#include <cstddef>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "trireme/plan/config.h"
+#include "trireme/plan/model_facts.h"
+
+namespace trireme::plan {
+
+inline constexpr const char* kAdapterIn = ".lora_A";   ///< behind a module's path: A's module
+inline constexpr const char* kAdapterOut = ".lora_B";  ///< B's
+
+/// Whether adapters are trained in place of the model's weights.
+inline bool has_adapters(const Config& config) {
+  return config.model.adapter.kind != AdapterKind::kNone;
+}
+
+/// Whether the linear layer of a block that has this name within its part, such as "q_proj", is adapted.
+bool adapts(const AdapterConfig& adapter, std::string_view module);
+/// Whether the parameter belongs to an adapter.
+bool is_of_adapter(std::string_view parameter);
+/// The factor of an adapter's product: alpha / rank.
+double scale_of(const AdapterConfig& adapter);
+
+/// The names of the linear layers in a block of the model, in their order.
+std::vector<std::string> linear_layers(const ModelConfig& model);
+/// Throws ConfigError where a target is no layer of the model's blocks, naming those that there are.
+void check_targets(const ModelConfig& model, const std::string& said);
+
+/// Freezes all parameters of the units and gives the blocks their adapters; does nothing without adapters.
+/// Those of a block's attention follow the other parameters of its attention.
+void adapt(std::vector<UnitSpec>& units, const ModelConfig& model);
+/// How many of a block's parameters, the first ones, are those of its attention, adapters included.
+size_t attention_params(const UnitSpec& block, const ModelConfig& model);
+
+/// Elements that are trained.
+int64_t trained_params(const ModelFacts& facts);
+
+}  // namespace trireme::plan

@@ -1,0 +1,78 @@
+#include "trireme/plan/peft.h"
+
+#include <array>
+#include <utility>
+
+#include "trireme/base/error.h"
+#include "trireme/plan/adapter.h"
+#include "trireme/plan/model_family.h"
+
+namespace trireme::plan {
+namespace {
+
+using Json = nlohmann::json;
+
+/// Throws unless a number of the file is that of a key of ours.
+void check_number(const Json& config, const char* theirs, const char* ours, double value,
+                  const std::string& path) {
+  const auto found = config.find(theirs);
+  if (found != config.end() && found->is_number() && found->get<double>() == value) return;
+  throw ConfigError("[plan.peft] {} has {}={}, but {}={}; set {} to that of the file", path, theirs,
+                    found == config.end() ? "nothing" : found->dump(), ours, value, ours);
+}
+
+/// Whether a value says that what it would switch on is off.
+bool is_off(const Json& value) {
+  return value.is_null() || value == false || value == "none" || (value.is_structured() && value.empty());
+}
+
+}  // namespace
+
+nlohmann::ordered_json to_peft(const ModelConfig& model) {
+  const AdapterConfig& adapter = model.adapter;
+  nlohmann::ordered_json targets = nlohmann::ordered_json::array();
+  for (const std::string& layer : linear_layers(model))
+    if (adapts(adapter, layer)) targets.push_back(layer);
+  const bool has_name = !model.weights.empty();
+  return {{"peft_type", "LORA"},
+          {"task_type", "CAUSAL_LM"},
+          {"base_model_name_or_path",
+           has_name ? nlohmann::ordered_json(model.weights) : nlohmann::ordered_json()},
+          {"r", adapter.rank},
+          {"lora_alpha", adapter.alpha},
+          {"lora_dropout", 0.0},
+          {"target_modules", std::move(targets)},
+          {"fan_in_fan_out", record_of(model.family).in_out},
+          {"bias", "none"},
+          {"inference_mode", true}};
+}
+
+ModelFacts peft_facts(const ModelConfig& model, int64_t seq_len) {
+  ModelFacts facts = describe(model, seq_len);
+  for (UnitSpec& unit : facts.units) {
+    unit.params = unit.trained();
+    for (ParamSpec& param : unit.params) param.name = kPeftPrefix + param.name;
+  }
+  facts.params = trained_params(facts);
+  return facts;
+}
+
+void check_peft(const nlohmann::json& config, const ModelConfig& model, const std::string& path) {
+  static constexpr std::array kUnknown = {"use_dora",        "use_rslora",       "bias",
+                                          "modules_to_save", "rank_pattern",     "alpha_pattern",
+                                          "layers_pattern",  "layer_replication"};
+  if (!config.is_object() || config.value("peft_type", "") != "LORA")
+    throw ConfigError("[plan.peft] {} describes no LoRA adapters: its peft_type is no LORA", path);
+  check_number(config, "r", "adapter.rank", static_cast<double>(model.adapter.rank), path);
+  check_number(config, "lora_alpha", "adapter.alpha", model.adapter.alpha, path);
+  for (const char* key : kUnknown) {
+    const auto found = config.find(key);
+    if (found == config.end() || is_off(*found)) continue;
+    throw ConfigError(
+        "[plan.peft] {} has {}={}, which adapters do not have here; merge it in PEFT and set model.weights "
+        "to the result",
+        path, key, found->dump());
+  }
+}
+
+}  // namespace trireme::plan

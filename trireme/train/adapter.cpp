@@ -1,0 +1,88 @@
+#include "trireme/train/adapter.h"
+
+#include <ATen/ATen.h>
+
+#include <memory>
+
+#include "trireme/base/error_of.h"
+#include "trireme/base/file.h"
+#include "trireme/comm/agree.h"
+#include "trireme/parallel/state_reader.h"
+#include "trireme/plan/adapter.h"
+#include "trireme/plan/model_family.h"
+#include "trireme/plan/peft.h"
+
+namespace trireme::train {
+namespace {
+
+constexpr const char* kWeight = ".weight";
+
+/// The names of a layer's A and B, by that of its weight.
+std::pair<std::string, std::string> adapter_names(const std::string& weight) {
+  const std::string module = weight.substr(0, weight.size() - std::string_view(kWeight).size());
+  return {module + plan::kAdapterIn + kWeight, module + plan::kAdapterOut + kWeight};
+}
+
+/// Parameters of the model's facts that are frozen, or the others; `prefix` before their names.
+parallel::TensorInfos infos_of(const plan::ModelFacts& facts, bool frozen, const std::string& prefix = "") {
+  parallel::TensorInfos infos;
+  for (const plan::UnitSpec& unit : facts.units) {
+    for (const plan::ParamSpec& param : unit.params)
+      if (param.frozen == frozen) infos[prefix + param.name] = {param.shape, at::kFloat};
+  }
+  return infos;
+}
+
+}  // namespace
+
+void save_merged(parallel::DataParallel& engine, const plan::ModelConfig& model,
+                 const plan::ModelFacts& facts, const std::string& path, const parallel::Notes& notes) {
+  const parallel::TensorInfos adapters = infos_of(facts, /*frozen=*/false);
+  const bool in_out = plan::record_of(model.family).in_out;
+  const auto visit = [&](const std::function<void(const std::string&, const at::Tensor&)>& body) {
+    parallel::DataParallel::Weights trained(engine);
+    engine.visit_frozen([&](const std::string& name, const at::Tensor& values) {
+      const auto [first, second] = adapter_names(name);
+      if (!adapters.contains(first)) return body(name, values);
+      const at::Tensor a = trained.whole(first), b = trained.whole(second);
+      if (!engine.is_writer()) return body(name, values);
+      const at::Tensor change = at::matmul(b, a).mul_(plan::scale_of(model.adapter));
+      body(name, values + (in_out ? change.t() : change));
+    });
+  };
+  parallel::save_weights(*engine.mesh().stage, infos_of(facts, /*frozen=*/true), visit, path, notes);
+}
+
+void save_adapter(parallel::DataParallel& engine, const plan::ModelConfig& model,
+                  const plan::ModelFacts& facts, const std::string& folder) {
+  const auto visit = [&](const std::function<void(const std::string&, const at::Tensor&)>& body) {
+    engine.visit_weights(
+        [&](const std::string& name, const at::Tensor& values) { body(plan::kPeftPrefix + name, values); });
+  };
+  parallel::save_weights(*engine.mesh().stage, infos_of(facts, /*frozen=*/false, plan::kPeftPrefix), visit,
+                         folder + "/" + plan::kPeftWeights);
+  const auto error = error_of([&] {
+    if (engine.is_writer())
+      write_file_atomic(folder + "/" + plan::kPeftConfig, plan::to_peft(model).dump(2) + "\n");
+  });
+  comm::throw_together(*engine.mesh().stage, error, "train.adapter");
+}
+
+void load_adapter(parallel::DataParallel& engine, const std::string& folder) {
+  std::unique_ptr<parallel::StateReader> reader;
+  const auto error = error_of([&] {
+    reader = std::make_unique<parallel::StateReader>(folder + "/" + plan::kPeftWeights);
+    for (const auto& unit : engine.units()) {
+      for (const plan::FlatEntry& entry : unit->layout().entries())
+        reader->want(plan::kPeftPrefix + entry.name, entry.whole_shape(), at::kFloat);
+    }
+    reader->check({}, /*ignores_optimizer=*/true);
+  });
+  comm::throw_together(*engine.mesh().stage, error, "train.adapter");
+  engine.load_values([](const std::string&) { return true; },
+                     [&](const std::string& name, const plan::Region& region, at::Tensor& out) {
+                       out.copy_(reader->read(plan::kPeftPrefix + name, region));
+                     });
+}
+
+}  // namespace trireme::train
