@@ -67,11 +67,8 @@ void check_same_model(const plan::Config& config) {
       config.model.weights, join(keys, ", "), config.model.weights);
 }
 
-/// The weights that a run leaves are of a model without adapters, which it has added to them.
 plan::ModelConfig complete_model(const plan::Config& config) {
-  plan::ModelConfig model = plan::complete(config.model, config.data.seq_len);
-  model.adapter = {};
-  return model;
+  return plan::complete(plan::without_adapters(config.model), config.data.seq_len);
 }
 
 /// For weights that do not name their model: if they do not fit, the config is wrong, not the file.
@@ -129,8 +126,7 @@ FoundWeights of_checkpoint(const std::string& path) {
   if (plan::has_adapters(config))
     throw ConfigError(
         "[cli.weights] {} holds adapters alone, since its run has adapter.kind={}; let that run come to its "
-        "end, which "
-        "writes the weights with the adapters added to them",
+        "end, which writes the weights with the adapters added to them",
         path, config.model.adapter.kind);
   FoundWeights weights{path, complete_model(config)};
   find_origin(weights, config, fs::path(path).parent_path().parent_path());
@@ -174,6 +170,12 @@ std::string why_no_text(const report::RunDirectory& run) {
 
 namespace {
 
+/// Whether the run's checkpoints hold adapters alone.
+bool trains_adapters(const report::RunDirectory& run) {
+  const std::string config = run.file("config.yaml");
+  return is_there(config) && plan::has_adapters(load_config(config, ""));
+}
+
 /// Whether a word that is no path stands for a run, as other commands take it.
 bool names_run(const std::string& word, const std::string& root) {
   if (word == "latest") return !report::list_runs(root).empty();
@@ -185,7 +187,7 @@ bool names_run(const std::string& word, const std::string& root) {
 std::string weights_of_run(const report::RunDirectory& run) {
   if (final_weights_count(run)) return run.file(kFinal);
   const std::string folder = run.file("checkpoints");
-  if (!is_there(folder)) return {};
+  if (!is_there(folder) || trains_adapters(run)) return {};
   const checkpoint::Newest newest = checkpoint::newest_checkpoint(checkpoint::Folder(folder));
   for (const std::string& reason : newest.passed_over) log_warning("skipped {}", reason);
   return newest.checkpoint ? newest.checkpoint->path() : std::string();

@@ -36,7 +36,7 @@ struct FoundWeights {
 };
 
 /// The path of a run's weights: the final ones where its last attempt has written them, else its newest
-/// checkpoint that is whole; empty: it has neither.
+/// checkpoint that is whole, unless it holds adapters alone; empty: it has neither.
 std::string weights_of_run(const report::RunDirectory& run);
 
 /// A run, and the path of its weights.

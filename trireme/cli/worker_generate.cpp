@@ -9,6 +9,7 @@
 #include "trireme/kernels/device.h"
 #include "trireme/nn/language_model.h"
 #include "trireme/parallel/state_file.h"
+#include "trireme/plan/adapter.h"
 #include "trireme/plan/config.h"
 #include "trireme/report/run_dir.h"
 #include "trireme/train/generate.h"
@@ -36,7 +37,7 @@ int worker_generate(const Request& request) {
     throw ConfigError("[cli.generate] the tokenizer {} drops all of the prompt '{}'; pass another --prompt",
                       tokenizer->name(), printable_line(prompt));
   }
-  const auto model = nn::build(config.model);
+  const auto model = nn::build(plan::without_adapters(config.model));
   parallel::load_weights(*model, options.weights);
   model->eval();
   const bool gpu = config.device != plan::Device::kCpu && !kernels::gpus().empty();

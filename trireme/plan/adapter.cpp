@@ -64,6 +64,11 @@ void adapt_block(UnitSpec& block, const ModelConfig& model) {
 
 }  // namespace
 
+ModelConfig without_adapters(ModelConfig model) {
+  model.adapter = {};
+  return model;
+}
+
 bool adapts(const AdapterConfig& adapter, std::string_view module) {
   if (adapter.kind == AdapterKind::kNone) return false;
   const std::vector<std::string> targets = split(adapter.targets, ',');

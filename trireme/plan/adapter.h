@@ -21,6 +21,9 @@ inline bool has_adapters(const Config& config) {
   return config.model.adapter.kind != AdapterKind::kNone;
 }
 
+/// The model of the weights that a run leaves: adapters have been added to them.
+ModelConfig without_adapters(ModelConfig model);
+
 /// Whether the linear layer of a block that has this name within its part, such as "q_proj", is adapted.
 bool adapts(const AdapterConfig& adapter, std::string_view module);
 /// Whether the parameter belongs to an adapter.
