@@ -146,6 +146,26 @@ INSTANTIATE_TEST_SUITE_P(Families, LowRankAdapters,
                                            std::tuple{plan::ModelFamily::kGpt2, "c_attn"},
                                            std::tuple{plan::ModelFamily::kGpt2, "c_fc,c_proj"}));
 
+/// How many hold a layer's input between forward and backward.
+int64_t holders_of_input(bool trained) {
+  const at::Tensor start = at::randn({4, 8}).requires_grad_(),
+                   weight = at::randn({6, 8}).requires_grad_(trained);
+  at::Tensor x = start * 2.0;
+  const c10::Storage memory = x.storage();
+  const at::Tensor y = linear(x, weight, at::Tensor());
+  x.reset();
+  const auto holders = static_cast<int64_t>(memory.use_count()) - 1;
+  y.sum().backward();
+  EXPECT_TRUE(at::allclose(start.grad(), 2.0 * weight.detach().sum(0).expand({4, 8}), 1e-5, 1e-6));
+  return holders;
+}
+
+/// The gradient of the input needs the weights alone.
+TEST(FrozenLinear, KeepsNoInputForBackward) {
+  EXPECT_EQ(holders_of_input(/*trained=*/false), 0);
+  EXPECT_GT(holders_of_input(/*trained=*/true), 0);
+}
+
 /// B begins at zero.
 TEST(LowRankAdapter, ChangesNothingAtFirst) {
   const plan::ModelConfig config = adapter_config(plan::ModelFamily::kLlama, "all");

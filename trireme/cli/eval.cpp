@@ -64,7 +64,9 @@ Evaluated of_run_at(const std::string& word) {
         "lies in one",
         word);
   }
-  return of_run_with(report::RunDirectory::open(run), path);
+  Evaluated evaluated = of_run_with(report::RunDirectory::open(run), path);
+  refuse_adapters_alone(path, evaluated.config);
+  return evaluated;
 }
 
 Evaluated of_model(const std::string& folder, const Front& front) {

@@ -123,11 +123,7 @@ FoundWeights of_checkpoint(const std::string& path) {
     throw ConfigError("[cli.weights] {} does not record which model it belongs to; add --config CONFIG.yaml",
                       path);
   const plan::Config config = load_config("", checkpoint::text_of(*run, "config", path));
-  if (plan::has_adapters(config))
-    throw ConfigError(
-        "[cli.weights] {} holds adapters alone, since its run has adapter.kind={}; let that run come to its "
-        "end, which writes the weights with the adapters added to them",
-        path, config.model.adapter.kind);
+  refuse_adapters_alone(path, config);
   FoundWeights weights{path, complete_model(config)};
   find_origin(weights, config, fs::path(path).parent_path().parent_path());
   return weights;
@@ -206,6 +202,15 @@ RunWeights find_run_weights(const std::string& word, const std::string& root,
                                        .is_there = has_weights,
                                        .why_not = std::move(why_not)});
   return {std::move(run), path};
+}
+
+void refuse_adapters_alone(const std::string& checkpoint, const plan::Config& config) {
+  if (!plan::has_adapters(config)) return;
+  throw ConfigError(
+      "[cli.weights] {} holds adapters alone, since its run has adapter.kind={}; let that run come to its "
+      "end, which "
+      "writes the weights with the adapters added to them",
+      checkpoint, config.model.adapter.kind);
 }
 
 void settle_weights_path(plan::Config& config, const std::string& root) {

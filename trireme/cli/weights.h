@@ -27,6 +27,9 @@ void settle_weights_path(plan::Config& config, const std::string& root);
 /// for those under adapters.
 void check_weights(const std::optional<ResumePoint>& resume, const plan::Config& config);
 
+/// Throws ConfigError where a checkpoint of a run with this config has no weights of a model, but adapters.
+void refuse_adapters_alone(const std::string& checkpoint, const plan::Config& config);
+
 /// Where weights are, and what model they are of.
 struct FoundWeights {
   std::string path;            ///< for checkpoint::open_source()

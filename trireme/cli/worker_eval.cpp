@@ -9,6 +9,7 @@
 #include "trireme/base/log.h"
 #include "trireme/cli/words.h"
 #include "trireme/cli/worker_verbs.h"
+#include "trireme/plan/adapter.h"
 #include "trireme/plan/config.h"
 
 namespace trireme::cli {
@@ -71,7 +72,7 @@ int worker_eval(const Request& request, const Environment& environment) {
       plan::load({.path = {}, .text = request.config, .overrides = {}}, Environment()).config;
   const auto world = comm::World::join(spec, comm::take_device(*device, spec), config.comm.timeout_s);
   const auto tokenizer = data::make_tokenizer(config.data.tokenizer);
-  train::Scorer scorer(config.model, request.eval.weights, world);
+  train::Scorer scorer(plan::without_adapters(config.model), request.eval.weights, world);
   const Evaluation evaluation{request, *tokenizer, scorer, *world};
   request.eval.questions ? evaluate_questions(evaluation) : evaluate_text(evaluation);
   return 0;

@@ -145,7 +145,7 @@ variable_list deferrable_parameter_gradients(const LinearParams& params, const F
   };
   const bool deferred = store != nullptr && std::ranges::all_of(params.weights, waits) && waits(params.bias);
   if (!deferred) return add_parameter_gradients(params, input, dy);
-  if (std::ranges::any_of(params.weights, is_reached) || is_reached(params.bias)) {
+  if (input.defined() && (std::ranges::any_of(params.weights, is_reached) || is_reached(params.bias))) {
     store->push(
         {params.weights.vec(), params.bias, params.in_out, params.fp8, KeptFactor(input), KeptFactor(dy)});
   }

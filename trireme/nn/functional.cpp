@@ -174,8 +174,8 @@ at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tenso
                   const at::Tensor& residual, const std::optional<Fp8Recipe>& fp8, Output output,
                   const Joints& joints) {
   return LinearFunction::apply(x, at::TensorList(weight), optional(bias), layout == WeightLayout::kInOut,
-                               optional(residual), /*deferrable=*/true, fp8, output, keep_for_backward(),
-                               joints);
+                               optional(residual), /*deferrable=*/true, fp8, output,
+                               keep_for_backward(weight, bias), joints);
 }
 
 at::Tensor logits(const at::Tensor& x, const at::Tensor& weight) {
@@ -188,7 +188,8 @@ at::Tensor linear_group(const at::Tensor& x, at::TensorList weights, const std::
                         const JointPtr& before, const at::Tensor& residual) {
   const std::optional<at::Tensor> absent;
   return LinearFunction::apply(x, weights, absent, false, optional(residual), /*deferrable=*/true, fp8,
-                               Output::kRead, keep_for_backward(), Joints{.before = before, .after = {}});
+                               Output::kRead, keep_for_backward(weights, {}),
+                               Joints{.before = before, .after = {}});
 }
 
 std::pair<at::Tensor, at::Tensor> add_rms_norm(const at::Tensor& x, const at::Tensor& delta,

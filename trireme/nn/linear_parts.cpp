@@ -148,6 +148,11 @@ KeepInput keep_for_backward() {
   return at::GradMode::is_enabled() ? KeepInput::kYes : KeepInput::kNo;
 }
 
+KeepInput keep_for_backward(at::TensorList weights, const at::Tensor& bias) {
+  const auto is_trained = [](const at::Tensor& param) { return param.defined() && param.requires_grad(); };
+  return std::ranges::any_of(weights, is_trained) || is_trained(bias) ? keep_for_backward() : KeepInput::kNo;
+}
+
 at::Tensor as_rows(const at::Tensor& x) {
   return x.reshape({-1, x.size(-1)});
 }
@@ -231,7 +236,8 @@ at::Tensor apply_linear(const LinearParams& params, const Fp8Source& given, cons
 }
 
 Factor input_factor(const LinearParams& params, const LinearKept& kept) {
-  return params.joints.before ? input_factor(params, kept.input.rows, kept.input_amax) : kept.input;
+  const bool gathers = params.joints.before && kept.input.rows.defined();
+  return gathers ? input_factor(params, kept.input.rows, kept.input_amax) : kept.input;
 }
 
 Factor input_factor(const LinearParams& params, const Fp8Source& given, const at::Tensor& input_amax) {
@@ -313,7 +319,7 @@ at::Tensor input_gradient(const LinearParams& params, const at::Tensor& weight_a
 variable_list add_parameter_gradients(const LinearParams& params, const Factor& input, const Factor& dy) {
   const InUse in_use{input.rows, dy.rows};
   variable_list reported(params.weights.size());
-  if (std::ranges::any_of(params.weights, is_reached)) {
+  if (input.defined() && std::ranges::any_of(params.weights, is_reached)) {
     const bool fast = params.fp8 && params.fp8->fast_backward;
     reported = accumulate_weight_grad(
         params.weights, params.in_out ? FactorProduct{input, dy, fast} : FactorProduct{dy, input, fast});

@@ -28,6 +28,9 @@ struct Factor {
   at::Tensor rows;
   kernels::Fp8Matrix columns;  ///< (features, n)
   at::Tensor sums = {};        ///< over the rows, (features) fp32, where they are known
+
+  /// False of the input of a layer of which nothing was trained when it ran, whatever has been thawed since.
+  bool defined() const { return rows.defined() || columns.defined(); }
 };
 
 /// The tensors that apply_linear() keeps for backward.
@@ -48,6 +51,8 @@ struct OutputGradient {
 enum class KeepInput { kNo, kYes };
 /// For a function of autograd about to be called; inside of it grad mode is off in any case.
 KeepInput keep_for_backward();
+/// kNo as well where neither weights nor bias require a gradient: only theirs needs the layer's input.
+KeepInput keep_for_backward(at::TensorList weights, const at::Tensor& bias);
 
 /// (..., features) -> (n, features)
 at::Tensor as_rows(const at::Tensor& x);
