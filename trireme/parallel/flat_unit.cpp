@@ -149,6 +149,15 @@ at::Tensor FlatUnit::kept_shard(bool in_bytes) const {
   return fp8_ ? master_.to(options_.compute) : compute_shard_;
 }
 
+/// Fills `whole`, in bytes of FP8 or in the dtype of computation.
+void FlatUnit::gather_own(at::Tensor& whole, bool in_bytes) {
+  const bool has_slice = forward_slice_.defined() && forward_slice_.scalar_type() == whole.scalar_type();
+  comm::Group& group = has_slice ? *groups_.after_forward : *groups_.shard;
+  const comm::Subject working_on(group, subject());
+  if (fp8_) fp8_->refresh(*groups_.shard, master_);
+  group.all_gather(whole, has_slice ? forward_slice_ : kept_shard(in_bytes));
+}
+
 void FlatUnit::start_unshard(Whole form) {
   const bool has_own = layout_.numel() > 0;
   if (!come_and_go() || !(has_own || frozen_) || is_whole(form)) return;
@@ -159,16 +168,10 @@ void FlatUnit::start_unshard(Whole form) {
   const bool gathers_frozen = frozen_ && !frozen_->is_whole();
   if (gathers_frozen) frozen_->allocate();
   const auto gather = [&] {
-    if (gathers_frozen) {
-      const comm::Subject working_on(*groups_.shard, subject());
-      frozen_->gather(*groups_.shard);
-    }
-    if (!has_own) return;
-    const bool has_slice = forward_slice_.defined() && forward_slice_.scalar_type() == whole.scalar_type();
-    comm::Group& group = has_slice ? *groups_.after_forward : *groups_.shard;
-    const comm::Subject working_on(group, subject());
-    if (fp8_) fp8_->refresh(*groups_.shard, master_);
-    group.all_gather(whole, has_slice ? forward_slice_ : kept_shard(bytes));
+    if (has_own) gather_own(whole, bytes);
+    if (!gathers_frozen) return;
+    const comm::Subject working_on(*groups_.shard, subject());
+    frozen_->gather(*groups_.shard);
   };
   unsharded_ = shared_.unshard.run(gather, updated_, unsharded_);
   unsharding_ = true;

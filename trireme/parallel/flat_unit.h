@@ -252,6 +252,7 @@ class FlatUnit {
   std::string refusal(const std::string& reason) const;
   bool in_bytes(Whole form) const { return fp8_ && form == Whole::kAsUsed && shared_.in_fp8(); }
   at::Tensor kept_shard(bool in_bytes) const;
+  void gather_own(at::Tensor& whole, bool in_bytes);
   at::Tensor compute_copy() const;
   void allocate_buffers();
   at::Tensor symmetric_zeros(int64_t count, at::ScalarType dtype) const;

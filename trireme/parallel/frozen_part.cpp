@@ -91,9 +91,8 @@ void FrozenPart::check() const {
   for (const auto& [name, leaf] : params_) {
     TRIREME_CHECK(
         !leaf.requires_grad(),
-        "[parallel.frozen_part] parameter {} was given to the engine as frozen for good, so there is no "
-        "memory "
-        "for its gradient, but requires_grad is true; set that to false, or do not declare it frozen",
+        "[parallel.frozen_part] parameter {} is frozen for good and has no memory for a gradient, but "
+        "requires_grad is true; set it to false, or do not declare the parameter frozen",
         name);
   }
 }

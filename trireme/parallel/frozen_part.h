@@ -29,7 +29,6 @@ class FrozenPart {
   FrozenPart(plan::FlatLayout layout, Params params, const Options& options, bool comes_and_goes,
              comm::Group& group, StoragePool& pool, const Initializer& initializer);
 
-  const Params& params() const { return params_; }
   const plan::FlatLayout& layout() const { return layout_; }
   bool is_whole() const { return has_storage(whole_); }
 

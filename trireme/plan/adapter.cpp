@@ -23,7 +23,7 @@ std::string last_word(const std::string& path) {
   return path.substr(path.rfind('.') + 1);
 }
 
-/// A, of a variance that makes A x as large as the layer's input is on average, and B.
+/// A, normally distributed with the variance of the uniform values that PEFT begins with, and B, zeros.
 std::pair<ParamSpec, ParamSpec> adapter_of(const std::string& module, const ParamSpec& weight,
                                            const ModelConfig& model) {
   const bool in_out = record_of(model.family).in_out;
@@ -36,8 +36,7 @@ std::pair<ParamSpec, ParamSpec> adapter_of(const std::string& module, const Para
   return {std::move(first), std::move(second)};
 }
 
-/// Frozen parameters, and behind them the adapters: all A, which neighbours multiply as one matrix, then all
-/// B.
+/// Frozen parameters, and behind them the adapters: all A, then all B.
 std::vector<ParamSpec> adapted(std::vector<ParamSpec> params, const ModelConfig& model) {
   std::vector<ParamSpec> firsts, seconds;
   for (ParamSpec& param : params) {
