@@ -1,4 +1,4 @@
-// The registry of targets: names, spellings and refusals, and that every arm is a config that loads.
+// The registry of targets: names, spellings and refusals, and that every arm can be planned.
 #include "trireme/bench/target.h"
 
 #include <gtest/gtest.h>
@@ -8,7 +8,10 @@
 
 #include "trireme/base/env.h"
 #include "trireme/base/error.h"
+#include "trireme/plan/batch.h"
 #include "trireme/plan/config.h"
+#include "trireme/plan/mesh_shape.h"
+#include "trireme/plan/pipeline.h"
 
 namespace trireme::bench {
 namespace {
@@ -106,12 +109,19 @@ void for_every_arm(Visit visit) {
   }
 }
 
-TEST(Targets, EveryArmIsAConfigThatLoads) {
+/// Throws where a run with these keys would be refused.
+void plan_on(int64_t ranks, const std::vector<std::string>& keys) {
+  const plan::Config config = plan::load({.path = "", .text = "", .overrides = keys}, Environment()).config;
+  const plan::BatchPlan batch = plan::plan_batch(config, plan::MeshShape::fit(config.parallel, ranks));
+  if (config.parallel.pp > 1) plan::plan_pipeline(config, batch);
+}
+
+TEST(Targets, EveryArmCanBePlannedOnAllOfItsRanks) {
   for_every_arm([](const Target& target, const Comparison&, const Arm& arm, const std::string& device) {
     for (const int64_t ranks : target.ranks) {
-      EXPECT_NO_THROW(plan::load({.path = "", .text = "", .overrides = keys_of(target, arm, device, ranks)},
-                                 Environment()))
-          << target.name << " " << arm.name << " " << device;
+      if (arm.ranks > ranks) continue;
+      EXPECT_NO_THROW(plan_on(ranks_of(arm, ranks), keys_of(target, arm, device, ranks)))
+          << target.name << " " << arm.name << " " << device << " " << ranks;
     }
   });
 }

@@ -200,6 +200,17 @@ TEST(LocalFailure, ARankThatGivesSignsOfLifeIsWaitedFor) {
   EXPECT_EQ(run(job).code, 0) << "without a limit nobody is expected to give any";
 }
 
+TEST(LocalFailure, AJobThatRunsLongerThanItsLimitIsKilled) {
+  LocalJob job = child_job(2, {"beat=20"});
+  job.limit_s = 0.5;
+  const Outcome outcome = run(job);
+  EXPECT_EQ(outcome.code, 128 + SIGALRM);
+  EXPECT_TRUE(says(outcome, "after its limit of 0.5 s and is killed")) << outcome.err;
+  EXPECT_LT(outcome.seconds, 5.0);
+  job.args = {"beat=0.1"};
+  EXPECT_EQ(run(job).code, 0) << "this one ends before";
+}
+
 TEST(LocalFailure, AJobThatIsSuspendedAsAWholeGoesOn) {
   const TempDir dir;
   const std::string file = dir.file("rank-%r");

@@ -37,6 +37,7 @@ const std::vector<ConfigVerb>& config_verbs() {
       {"train"},
       {"sweep"},
       {"bench memory"},
+      {"bench run"},
       {"bench speed"},
       {"bench pipeline",
        {"device", "seed", "model.", "data.seq_len", "parallel.", "pipeline.spread_head", "precision.compute",

@@ -80,6 +80,8 @@ void add_bench(CLI::App& app, Front& front) {
   CLI::App* verb = app.add_subcommand("bench", "Measure strategies on this machine");
   verb->require_subcommand(1);
   add_bench_targets(*verb, front);
+  add_bench_run(*verb, front);
+  add_bench_results(*verb, front);
   add_bench_speed(*verb, front);
   add_bench_memory(*verb, front);
   add_bench_comm(*verb, front);

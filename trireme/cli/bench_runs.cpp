@@ -27,7 +27,8 @@ TrainJob job_of(const BenchRun& run, const BenchRuns& options, const Front& fron
                .run_dir = bench_root(options, front),
                .json = false,
                .quiet = true,
-               .silent = true};
+               .silent = true,
+               .limit_s = options.limit_s};
   std::vector<std::string>& keys = job.overrides;
   keys.insert(keys.end(), front.overrides.begin(), front.overrides.end());
   if (options.steps) keys.push_back(fmt::format("train.steps={}", *options.steps));
@@ -67,12 +68,16 @@ std::vector<std::string> overrides_of(const plan::Policy& policy) {
 }
 
 PreparedJob prepare(const BenchRuns& options, const Front& front) {
-  return prepare_train_job(job_of({}, options, front), front);
+  return prepare({}, options, front);
+}
+
+PreparedJob prepare(const BenchRun& run, const BenchRuns& options, const Front& front) {
+  return prepare_train_job(job_of(run, options, front), front);
 }
 
 void check_runs(const std::vector<BenchRun>& runs, const BenchRuns& options, const Front& front) {
   for (const BenchRun& run : runs) {
-    const PreparedJob prepared = prepare_train_job(job_of(run, options, front), front);
+    const PreparedJob prepared = prepare(run, options, front);
     check_weights(std::nullopt, prepared.config.config);
   }
   worker_path();  // throws when there is none

@@ -28,6 +28,7 @@ struct BenchRuns {
   std::string run_dir;
   std::optional<int64_t> steps;  ///< none: those of --train.steps, else kBenchSteps
   bool json = false;
+  double limit_s = 0.0;  ///< of one run, which is killed then; 0: none
 };
 
 void add_options(CLI::App& verb, BenchRuns& options);
@@ -46,6 +47,9 @@ std::vector<std::string> overrides_of(const plan::Policy& policy);
 
 /// The config and the plan that all runs of a bench have in common. Throws ConfigError.
 PreparedJob prepare(const BenchRuns& options, const Front& front);
+
+/// The config and the plan of one run. Throws ConfigError.
+PreparedJob prepare(const BenchRun& run, const BenchRuns& options, const Front& front);
 
 /// Throws ConfigError or EnvironmentError for the first of `runs` that would be refused, so that none is
 /// measured in vain. One that does not fit into memory is not refused.

@@ -48,6 +48,8 @@ void add_bench(CLI::App& app, Front& front);
 void add_bench_images(CLI::App& bench, Front& front);
 void add_bench_memory(CLI::App& bench, Front& front);
 void add_bench_pipeline(CLI::App& bench, Front& front);
+void add_bench_results(CLI::App& bench, Front& front);
+void add_bench_run(CLI::App& bench, Front& front);
 void add_bench_speed(CLI::App& bench, Front& front);
 void add_bench_targets(CLI::App& bench, Front& front);
 void add_ckpt(CLI::App& app, Front& front);

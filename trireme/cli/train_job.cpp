@@ -439,6 +439,7 @@ FinishedJob run_train_job(TrainJob job, Front& front) {
        .environment = {},
        .serves_forks = loads_once(run.device),
        .log_dir = directory.file("logs"),
+       .limit_s = job.limit_s,
        .silence_s = prepared.config.config.comm.timeout_s + kBeyondRanks_s,
        .explains_failures = true,
        .stop_notice = "stopping after this step; again to abort now",

@@ -21,8 +21,9 @@ struct TrainJob {
   std::string resume = {};             ///< "auto", "latest", a run or a checkpoint; empty: a new run
   RestartOptions restarts = {};
   bool json = false;
-  bool quiet = false;   ///< no start-up lines, no progress
-  bool silent = false;  ///< nothing on stdout
+  bool quiet = false;    ///< no start-up lines, no progress
+  bool silent = false;   ///< nothing on stdout
+  double limit_s = 0.0;  ///< as launch::LocalJob has it
 };
 
 /// The config with "auto" devices resolved for this machine, and what the run will be.

@@ -22,11 +22,11 @@ namespace {
 
 void check(const LocalJob& job) {
   if (job.ranks < 1) throw ConfigError("[launch] {} ranks requested; start at least 1", job.ranks);
-  if (!(job.grace_s >= 0 && job.stop_s >= 0 && job.silence_s >= 0)) {
+  if (!(job.grace_s >= 0 && job.stop_s >= 0 && job.silence_s >= 0 && job.limit_s >= 0)) {
     throw ConfigError(
-        "[launch] the grace time is {} s, the stop time {} s and the longest silence {} s; all must be 0 or "
-        "more",
-        job.grace_s, job.stop_s, job.silence_s);
+        "[launch] the grace time is {} s, the stop time {} s, the longest silence {} s and the limit {} s; "
+        "all must be 0 or more",
+        job.grace_s, job.stop_s, job.silence_s, job.limit_s);
   }
 }
 

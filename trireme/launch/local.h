@@ -22,9 +22,11 @@ struct LocalJob {
   Environment environment;  ///< base environment; the rank variables are added
   /// The program calls serve_forks() (launch/fork_server.h): several ranks load it once.
   bool serves_forks = false;
-  std::string log_dir;     ///< rank-N.log files go here; empty: none
-  double grace_s = 5.0;    ///< from a rank's failure to the SIGKILL of those that still run
-  double stop_s = 120.0;   ///< from a signal to stop to the SIGKILL of ranks that have not stopped
+  std::string log_dir;    ///< rank-N.log files go here; empty: none
+  double grace_s = 5.0;   ///< from a rank's failure to the SIGKILL of those that still run
+  double stop_s = 120.0;  ///< from a signal to stop to the SIGKILL of ranks that have not stopped
+  /// A job that still runs after so long is killed, with the code 128+SIGALRM; 0: there is no limit.
+  double limit_s = 0.0;
   bool usr1_stops = true;  ///< SIGUSR1 is one; else it is passed on to the ranks each time, and no more
   /// A rank that gives no sign of life (base/heartbeat.h) for so long is named and killed, and counts as
   /// failed with kCommunication; 0: none is. For programs that give some as they get on. Time in which the

@@ -53,6 +53,7 @@ JobEnd Supervisor::run() {
     wait_for_events();
     collect_without_pidfds();
     look_for_hung();
+    look_for_limit();
     judge_failures();
     tee_.hold(!failures_.empty());
     advance_stop();
@@ -98,6 +99,7 @@ double Supervisor::seconds_to_next_deadline() const {
   const bool gives_time = !failures_.empty() || ((stop_began_ || forwarded_at_) && !killed_stubborn_);
   if (gives_time) consider(kLookEvery);
   if (watches_for_hung()) consider(kBeatsEvery);
+  if (job_.limit_s > 0.0) consider(kLookEvery);
   if (std::ranges::any_of(ranks_, must_be_asked)) consider(kPollWithoutPidfd);
   return wait;
 }
@@ -258,6 +260,15 @@ void Supervisor::look_for_hung() {
   tee_.settle();
   log_warning("[launch] ranks {} gave no sign of life for {:.0f} s and are killed", join(hung, ", "),
               job_.silence_s);
+}
+
+void Supervisor::look_for_limit() {
+  const bool is_over = job_.limit_s > 0.0 && time_.seconds() >= job_.limit_s;
+  if (!is_over || running_ == 0 || killed_by_ != 0) return;
+  killed_by_ = SIGALRM;
+  kill_all();
+  tee_.settle();
+  log_warning("[launch] the job still ran after its limit of {:g} s and is killed", job_.limit_s);
 }
 
 std::vector<int64_t> Supervisor::ranks_that_explain() const {

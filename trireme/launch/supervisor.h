@@ -59,6 +59,7 @@ class Supervisor {
   void look_for_starved(double now);
   bool watches_for_hung() const { return flights_ != nullptr && job_.silence_s > 0.0; }
   void look_for_hung();
+  void look_for_limit();
   void kill_all();
 
   void judge_failures();
@@ -91,7 +92,7 @@ class Supervisor {
   bool asked_to_stop_ = false, killed_stubborn_ = false;
   int forwarded_ = 0;          ///< the first signal we were sent
   double signalled_at_ = 0.0;  ///< when, by the clock of whoever sent it
-  int killed_by_ = 0;          ///< the second one
+  int killed_by_ = 0;          ///< the second one, or SIGALRM for the limit
 };
 
 }  // namespace trireme::launch

@@ -7,9 +7,9 @@ LanguageModel language_model() {
                        "parallel.policy=ddp", "memory.recompute=none"},
           .on_cpu = {"model.family=llama", "model.n_layers=4", "model.d_model=128", "model.n_heads=4",
                      "model.n_kv_heads=2", "model.d_ff=352", "model.vocab_size=256",
-                     "model.tie_embeddings=false", "data.seq_len=64", "train.global_batch=8"},
+                     "model.tie_embeddings=false", "data.seq_len=32", "train.global_batch=16"},
           .on_gpu = {"model.preset=llama-1b", "model.vocab_size=32768", "precision.compute=bf16",
-                     "data.seq_len=2048", "train.global_batch=8"}};
+                     "data.seq_len=1024", "train.global_batch=16"}};
 }
 
 Target on_language_model(Target target) {

@@ -38,7 +38,15 @@ Target ddp_flash() {
                                 "backward ends",
                     .arms = {{.name = "25 MiB", .keys = {"parallel.bucket_mib=25"}},
                              {.name = "1 MiB", .keys = {"parallel.bucket_mib=1"}},
-                             {.name = "per block", .keys = {"parallel.bucket_mib=0"}}}}});
+                             {.name = "per block", .keys = {"parallel.bucket_mib=0"}}}},
+       .documents = {
+           .difference = "buckets of 25 MiB, against buckets of 50 MiB whose gradients travel in fp16",
+           .expected = "optimized takes less time",
+           .arms = {{.name = "baseline", .keys = {"parallel.bucket_mib=25"}},
+                    {.name = "optimized",
+                     .keys = {"parallel.bucket_mib=50", "parallel.comm_hook=fp16"},
+                     .owed = Owed::kNearLosses,
+                     .bound = 0.01}}}});
 }
 
 Target ddp_compression() {
@@ -59,7 +67,14 @@ Target ddp_compression() {
                              hook("fp16", 0.01),
                              hook("int8", 0.02),
                              hook("topk", 0.25, {"parallel.hook_start=2", "parallel.hook_density=0.1"}),
-                             hook("powersgd", 0.10, {"parallel.hook_start=2", "parallel.hook_rank=8"})}}});
+                             hook("powersgd", 0.10, {"parallel.hook_start=2", "parallel.hook_rank=8"})}},
+       .documents = {.difference = "parallel.comm_hook",
+                     .expected = "optimized sends fewer bytes",
+                     .arms = {{.name = "baseline", .keys = {"parallel.comm_hook=none"}},
+                              {.name = "optimized",
+                               .keys = {"parallel.comm_hook=int8"},
+                               .owed = Owed::kNearLosses,
+                               .bound = 0.02}}}});
 }
 
 Target symmem() {
@@ -72,7 +87,11 @@ Target symmem() {
        .declared = {.difference = "comm.peer_memory",
                     .expected = "peer memory takes less time",
                     .arms = {{.name = "messages", .keys = {"comm.peer_memory=false"}},
-                             {.name = "peer memory", .keys = {"comm.peer_memory=true"}}}}});
+                             {.name = "peer memory", .keys = {"comm.peer_memory=true"}}}},
+       .documents = {.difference = "comm.peer_memory",
+                     .expected = "optimized takes less time",
+                     .arms = {{.name = "baseline", .keys = {"comm.peer_memory=false"}},
+                              {.name = "optimized", .keys = {"comm.peer_memory=true"}}}}});
 }
 
 }  // namespace

@@ -1,0 +1,207 @@
+#include "trireme/cli/bench_session.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+
+#include "trireme/base/build_info.h"
+#include "trireme/base/clock.h"
+#include "trireme/base/file.h"
+#include "trireme/base/hash.h"
+#include "trireme/base/log.h"
+#include "trireme/base/text.h"
+#include "trireme/cli/child.h"
+#include "trireme/report/machine.h"
+
+namespace trireme::cli {
+namespace {
+
+/// The commit of the repository that this program was built in; empty where it lies in none.
+std::string commit_of(const Environment& environment) {
+  const std::filesystem::path here = std::filesystem::read_symlink("/proc/self/exe").parent_path();
+  constexpr double kSeconds = 5.0;
+  try {
+    const ChildOutput git =
+        run_child("/usr/bin/git", {"-C", here.string(), "describe", "--always", "--dirty", "--abbrev=12"},
+                  environment, kSeconds);
+    return git.exit_code == 0 ? split(git.out, '\n').front() : "";
+  } catch (const EnvironmentError&) {
+    return "";  // a machine without git
+  }
+}
+
+std::string digest_of_file(const std::string& path) {
+  const MappedFile file(path);
+  return hex64(xxh3(file.bytes().data(), file.bytes().size()));
+}
+
+double load_of_last_minute() {
+  std::ifstream file("/proc/loadavg");
+  double load = 0.0;
+  file >> load;
+  return load;
+}
+
+bench::Machine this_machine(const std::string& device) {
+  const report::Machine machine = report::describe_machine();
+  return {.hostname = machine.hostname,
+          .cpu = machine.cpu,
+          .kernel = machine.kernel,
+          .device = device,
+          .cores = machine.cores,
+          .memory_bytes = machine.memory_bytes,
+          .load = load_of_last_minute()};
+}
+
+/// Whether a signal, and not its own failure, ended a run.
+bool was_asked_to_stop(int code) {
+  return is_stop_code(code) || code == static_cast<int>(ExitCode::kPreempted);
+}
+
+bool went_well(const bench::Sample& sample) {
+  return sample.code == 0 && sample.error.empty();
+}
+
+BenchRuns runs_of(const PlannedTarget& planned, int64_t ranks, int64_t steps) {
+  BenchRuns runs;
+  runs.config = planned.config;
+  runs.ranks = ranks;
+  runs.steps = steps;
+  runs.limit_s = planned.limit_s;
+  return runs;
+}
+
+std::string why_failed(const bench::Sample& sample, double limit_s) {
+  constexpr int kAlarm = 128 + 14;
+  if (sample.code == kAlarm) return fmt::format("a run took more than {:g} s", limit_s);
+  return fmt::format(
+      "a run ended with code {}{}", sample.code,
+      sample.directory.empty() ? "" : fmt::format("; its logs are in {}/logs", sample.directory));
+}
+
+}  // namespace
+
+bench::Results new_results(const LabOptions& options, const LabPlan& plan, const Front& front) {
+  bench::Results results{.command = front.command,
+                         .started = utc_timestamp(),
+                         .version = kVersion,
+                         .commit = commit_of(front.environment),
+                         .worker_digest = digest_of_file(worker_path()),
+                         .machine = this_machine(plan.device),
+                         .profile = options.profile,
+                         .environment = plan.environment,
+                         .request = to_json(options),
+                         .complete = false,
+                         .targets = {}};
+  for (const PlannedTarget& target : plan.targets) results.targets.push_back(target.result);
+  return results;
+}
+
+void take_over(bench::Results& results, const bench::Results& earlier) {
+  if (earlier.machine.hardware() != results.machine.hardware())
+    throw ConfigError(
+        "[cli.bench] --continue: it was begun on other hardware ({}, not {}); measure all again",
+        earlier.machine.hardware(), results.machine.hardware());
+  if (earlier.worker_digest != results.worker_digest)
+    throw ConfigError(
+        "[cli.bench] --continue: it was begun with another build of trireme-worker ({}, not {}); "
+        "measure all again",
+        earlier.worker_digest, results.worker_digest);
+  if (earlier.targets.size() != results.targets.size())
+    throw ConfigError("[cli.bench] --continue: it has {} targets, but {} are planned; measure all again",
+                      earlier.targets.size(), results.targets.size());
+  results.started = earlier.started;
+  for (size_t i = 0; i < results.targets.size(); ++i) {
+    bench::TargetResult& target = results.targets[i];
+    const bench::TargetResult& before = earlier.targets[i];
+    if (target.name != before.name || target.keys != before.keys)
+      throw ConfigError("[cli.bench] --continue: {} was {} or had other keys; measure all again", target.name,
+                        before.name);
+    if (std::ranges::all_of(before.twins, went_well)) target.twins = before.twins;
+    for (const bench::Sample& sample : before.samples) {
+      if (!went_well(sample)) break;
+      target.samples.push_back(sample);
+    }
+  }
+}
+
+BenchSession::BenchSession(const LabPlan& plan, Front& front, std::string folder, bench::Results results)
+    : plan_(plan), front_(front), folder_(std::move(folder)), results_(std::move(results)) {
+  make_directories(folder_);
+  write();
+}
+
+void BenchSession::write() const {
+  write_file_atomic(folder_ + "/results.json", bench::to_json_text(results_));
+}
+
+int BenchSession::run() {
+  const double begin = monotonic_seconds();
+  double left = plan_.estimated_s();
+  const double estimated = left;
+  for (size_t i = 0; i < results_.targets.size(); ++i) {
+    const int code = run_target(i);
+    write();
+    if (code != 0) return code;
+    left -= plan_.targets[i].estimated_s;
+    const double done = estimated - left;
+    if (left > 0.5 && done > 0.0)
+      log_info("bench: about {} left", format_duration(left / done * (monotonic_seconds() - begin)));
+  }
+  results_.complete = true;
+  write();
+  return 0;
+}
+
+int BenchSession::run_target(size_t index) {
+  const PlannedTarget& planned = plan_.targets[index];
+  bench::TargetResult& target = results_.targets[index];
+  if (target.state == bench::State::kSkipped) return 0;
+  Front front = front_for(planned, plan_, front_);
+  const auto order = bench::run_order(static_cast<int64_t>(target.arms.size()), target.blocks);
+  for (size_t i = target.samples.size(); i < order.size(); ++i) {
+    const int code = run_slot(planned, target, order[i], front);
+    if (code != 0 || target.state == bench::State::kFailed) return code;
+  }
+  if (const int code = run_twin(planned, target, front); code != 0) return code;
+  judge(target, planned.why_no_twin);
+  return 0;
+}
+
+int BenchSession::run_slot(const PlannedTarget& planned, bench::TargetResult& target, const bench::Slot& slot,
+                           Front& front) {
+  const auto arm = static_cast<size_t>(slot.arm);
+  BenchRun run = planned.arms[arm];
+  run.label +=
+      fmt::format(", block {} of {}{}", slot.block + 1, target.blocks, slot.half == 0 ? "" : ", back");
+  const BenchResult done = train_once(run, runs_of(planned, planned.arm_ranks[arm], target.steps), front);
+  if (was_asked_to_stop(done.code)) return done.code;
+  target.samples.push_back(bench::read_sample(done.run_directory, slot, done.code));
+  if (done.code != 0) {
+    target.state = bench::State::kFailed;
+    target.reason = why_failed(target.samples.back(), planned.limit_s);
+  }
+  write();
+  return 0;
+}
+
+int BenchSession::run_twin(const PlannedTarget& planned, bench::TargetResult& target, Front& front) {
+  if (!planned.twin || !target.twins.empty()) return 0;
+  const std::string key =
+      fmt::format("{} {} {}", planned.config, planned.twin_steps, join(planned.twin->overrides, " "));
+  const auto known = std::ranges::find(twins_, key, &std::pair<std::string, bench::Sample>::first);
+  if (known != twins_.end()) {
+    target.twins = {known->second};
+    return 0;
+  }
+  BenchRun run = *planned.twin;
+  run.label = fmt::format("{}, verified on one rank", target.name);
+  const BenchResult done = train_once(run, runs_of(planned, 1, planned.twin_steps), front);
+  if (was_asked_to_stop(done.code)) return done.code;
+  target.twins = {bench::read_sample(done.run_directory, {}, done.code)};
+  twins_.emplace_back(key, target.twins.front());
+  return 0;
+}
+
+}  // namespace trireme::cli
