@@ -101,6 +101,43 @@ TEST_F(AdapterRun, EveryPolicyLeavesTheSameAdaptersAndTheBaseAsItWas) {
   EXPECT_LT(alone.back(), alone.front());
 }
 
+TEST_F(AdapterRun, RecomputationAndPolicyChangeNoBitsInAnyPrecision) {
+  use_adapter();
+  config_.train.micro_batch = 2;
+  struct Precision {
+    plan::Dtype compute;
+    plan::Fp8 fp8;
+  };
+  for (const Precision& precision :
+       {Precision{plan::Dtype::kFp32, plan::Fp8::kOff}, Precision{plan::Dtype::kBf16, plan::Fp8::kOff},
+        Precision{plan::Dtype::kBf16, plan::Fp8::kTensorwise}}) {
+    config_.precision.compute = precision.compute;
+    config_.precision.fp8.recipe = precision.fp8;
+    config_.precision.fp8.fallback = plan::Fp8Fallback::kEmulate;
+    std::set<std::string> digests;
+    for (const plan::Recompute recompute :
+         {plan::Recompute::kNone, plan::Recompute::kBlock, plan::Recompute::kAllButAttention}) {
+      config_.memory.recompute = recompute;
+      for (const char* policy : {"zero1", "fsdp"}) {
+        use(plan::find_policy(policy));
+        digests.insert(run(2, false).summary.weights_digest);
+      }
+    }
+    EXPECT_EQ(digests.size(), 1u) << plan::name(precision.compute) << " " << plan::name(precision.fp8);
+  }
+}
+
+TEST_F(AdapterRun, SequencesMayBeSplit) {
+  use_adapter();
+  run(1, false);
+  const std::vector<StepRecord> whole = recorder_.steps;
+  config_.parallel.cp = 2;
+  run(2, false);
+  ASSERT_EQ(recorder_.steps.size(), whole.size());
+  for (size_t step = 0; step < whole.size(); ++step)
+    EXPECT_NEAR(recorder_.steps[step].loss, whole[step].loss, 1e-5 * whole[step].loss);
+}
+
 /// A rank keeps neither gradients nor masters nor optimizer state of the base.
 TEST_F(AdapterRun, TakesLittleMoreThanTheWeights) {
   use_adapter();

@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "trireme/base/error.h"
+#include "trireme/plan/adapter.h"
 #include "trireme/plan/tensor_split.h"
 
 namespace trireme::plan {
@@ -34,7 +35,8 @@ std::string fp8_obstacle(const Config& config, const ModelFacts& facts, int64_t 
     if (unit.name == kRootUnit || unit.name == kHeadUnit) continue;
     for (const ParamSpec& param : unit.params) {
       const auto fits = [multiple](int64_t size) { return size % multiple == 0; };
-      if (param.shape.size() != 2 || std::ranges::all_of(param.shape, fits)) continue;
+      const bool is_multiplied = param.shape.size() == 2 && !is_of_adapter(param.name);  // those in bf16
+      if (!is_multiplied || std::ranges::all_of(param.shape, fits)) continue;
       return fmt::format(
           "{} is {}, but sizes must be multiples of {}; change model.d_model, model.n_heads, "
           "model.n_kv_heads or model.d_ff",
