@@ -5,6 +5,8 @@
 
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
+#include "trireme/base/hash.h"
+#include "trireme/base/text.h"
 
 namespace trireme::bench {
 namespace {
@@ -14,16 +16,26 @@ using Json = nlohmann::json;
 constexpr const char* kExpectationsSchema = "trireme.bench_expectations/1";
 
 bool is_same_arm(const Expectation& a, const Expectation& b) {
-  return a.hardware == b.hardware && a.target == b.target && a.mode == b.mode && a.arm == b.arm;
+  return a.hardware == b.hardware && a.target == b.target && a.mode == b.mode && a.arm == b.arm &&
+         a.setup == b.setup;
 }
 
 Json expectation_json(const Expectation& one) {
-  return {{"hardware", one.hardware},   {"target", one.target},
-          {"mode", one.mode},           {"arm", one.arm},
-          {"ms_low", one.ms.low},       {"ms_high", one.ms.high},
-          {"ratio_low", one.ratio.low}, {"ratio_high", one.ratio.high},
-          {"accepted", one.accepted},   {"commit", one.commit},
-          {"results", one.results}};
+  return {{"hardware", one.hardware}, {"target", one.target},       {"mode", one.mode},
+          {"arm", one.arm},           {"setup", one.setup},         {"ms_low", one.ms.low},
+          {"ms_high", one.ms.high},   {"ratio_low", one.ratio.low}, {"ratio_high", one.ratio.high},
+          {"accepted", one.accepted}, {"commit", one.commit},       {"results", one.results}};
+}
+
+/// Times of other ranks, threads, keys or models say nothing about these.
+std::string setup_of(const TargetResult& target, size_t arm) {
+  std::string text = fmt::format("{} ranks, {} threads, {} steps behind {}\n", target.ranks, target.threads,
+                                 target.steps, target.warm_up);
+  if (arm < target.keys.size()) text += join(target.keys[arm], "\n");
+  const auto sample = std::ranges::find(target.samples, static_cast<int64_t>(arm),
+                                        [](const Sample& one) { return one.slot.arm; });
+  if (sample != target.samples.end()) text += workload_hash(sample->workload);
+  return hex64(xxh3(text));
 }
 
 Expectation expectation_from(const Json& json) {
@@ -31,6 +43,7 @@ Expectation expectation_from(const Json& json) {
           .target = json.at("target"),
           .mode = json.at("mode"),
           .arm = json.at("arm"),
+          .setup = json.at("setup"),
           .ms = {.low = json.at("ms_low"), .high = json.at("ms_high")},
           .ratio = {.low = json.at("ratio_low"), .high = json.at("ratio_high")},
           .accepted = json.at("accepted"),
@@ -76,6 +89,7 @@ std::vector<Expectation> expectations_of(const Results& results, const std::stri
                      .target = target.name,
                      .mode = target.mode,
                      .arm = target.arms[arm].name,
+                     .setup = setup_of(target, arm),
                      .ms = {.low = low, .high = high},
                      .ratio = scores[arm].interval,
                      .accepted = now,

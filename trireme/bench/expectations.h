@@ -10,6 +10,7 @@ namespace trireme::bench {
 /// One arm on one kind of hardware.
 struct Expectation {
   std::string hardware, target, mode, arm;
+  std::string setup;                      ///< a hash of ranks, threads, steps, keys and workload
   report::Interval ms;                    ///< of a step: its fastest and its slowest run
   report::Interval ratio;                 ///< 0 to 0: of the reference
   std::string accepted, commit, results;  ///< when, of which commit, and from which folder

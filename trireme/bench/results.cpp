@@ -45,7 +45,7 @@ Json scores_json(const TargetResult& target) {
                    {"ratio", one.ratios.empty() ? Json() : Json(one.ratio)},
                    {"low", one.ratios.empty() ? Json() : Json(one.interval.low)},
                    {"high", one.ratios.empty() ? Json() : Json(one.interval.high)},
-                   {"verdict", verdict_text(one.verdict)}});
+                   {"verdict", verdict_text(one)}});
   }
   return all;
 }

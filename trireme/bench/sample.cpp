@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "trireme/base/error.h"
@@ -32,9 +33,20 @@ double median_or_none(const report::Curve& curve) {
   return report::median(curve.y).value_or(-1.0);
 }
 
+/// The time that training waited for a save counts for the step that was saved, which is over when the save
+/// begins.
+void add_saves(const report::RunRecord& run, std::vector<double>& step_ms) {
+  const report::Curve &saves = run.metrics.curve("checkpoint_ms"), &steps = run.metrics.curve("step_ms");
+  for (size_t save = 0; save < saves.size(); ++save) {
+    const auto step = std::ranges::find(steps.x, saves.x[save]);
+    if (step != steps.x.end()) step_ms[static_cast<size_t>(step - steps.x.begin())] += saves.y[save];
+  }
+}
+
 void take_steps(const report::RunRecord& run, Sample& sample) {
   const report::Curve& losses = run.metrics.curve("loss");
   sample.step_ms = run.metrics.curve("step_ms").y;
+  add_saves(run, sample.step_ms);
   for (size_t i = 0; i < losses.size() && sample.error.empty(); ++i) {
     if (!std::isfinite(losses.y[i]))
       sample.error = fmt::format("the loss of step {:.0f} is {}", losses.x[i], losses.y[i]);

@@ -163,9 +163,25 @@ Check check_twin(const Evidence& evidence) {
                                     : problem};
 }
 
+/// Where bits of equal runs vary, weights that differ are held to be equal if their losses are near.
+std::string why_losses_stood_for_weights(const Evidence& evidence) {
+  for (const Sample& sample : *evidence.samples) {
+    const bool differs = arm_of(evidence, sample).owed == Owed::kSameWeights &&
+                         sample.weights_digest != reference(evidence).weights_digest;
+    if (!differs) continue;
+    const std::string& why =
+        sample.why_bits_vary.empty() ? reference(evidence).why_bits_vary : sample.why_bits_vary;
+    return fmt::format(
+        "digests differ, since bits vary here ({}), so losses within {:g} stood for equal weights", why,
+        loss_bound(sample.compute));
+  }
+  return "";
+}
+
 std::string owed_by_all(const Evidence& evidence) {
   std::vector<std::string> lines;
   for (const Arm& arm : *evidence.arms) lines.push_back(fmt::format("{}: {}", arm.name, owed_text(arm)));
+  if (const std::string why = why_losses_stood_for_weights(evidence); !why.empty()) lines.push_back(why);
   return join(lines, "; ");
 }
 

@@ -3,6 +3,7 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
 
@@ -204,10 +205,26 @@ void add_results_export(CLI::App& bench, Front& front) {
 
 }  // namespace
 
+void read_expectations_early(const std::string& file, const Front& front) {
+  if (!file.empty() && !std::filesystem::exists(file))
+    throw ConfigError(
+        "[cli.bench] --expectations {} does not exist; name a file of 'trireme bench expectations accept'",
+        file);
+  bench::read_expectations(expectations_file(file, front));
+}
+
 int check_expectations(const bench::Results& results, const std::string& file, const Front& front) {
   const auto accepted = bench::read_expectations(expectations_file(file, front));
   const auto all = bench::hold_against(accepted, bench::expectations_of(results, "", ""));
   fmt::print(stderr, "{}", held_table(all));
+  if (std::ranges::none_of(all, &bench::Held::is_known)) {
+    fmt::print(
+        stderr,
+        "--check: nothing was accepted for these arms on this hardware ({}); 'trireme bench expectations "
+        "accept' does\n",
+        results.machine.hardware());
+    return static_cast<int>(ExitCode::kEnvironment);
+  }
   const bool worse = std::ranges::any_of(all, [](const bench::Held& held) { return held.is_regression(); });
   return worse ? static_cast<int>(ExitCode::kComparison) : 0;
 }

@@ -36,14 +36,13 @@ struct Wish {
   std::string mode;
 };
 
-/// The value of the last "device=" among `keys`.
-plan::Device device_in(const std::vector<std::string>& keys) {
-  const plan::ConfigSources sources{.path = "", .text = "", .overrides = keys};
+/// The value of the last "device=" among `keys`, else that of the file `config`; empty: there is none.
+plan::Device device_in(const std::vector<std::string>& keys, const std::string& config) {
   std::vector<std::string> only;
-  for (const std::string& key : sources.overrides) {
+  for (const std::string& key : keys) {
     if (key_of(key) == "device") only.push_back(key);
   }
-  return plan::load({.path = "", .text = "", .overrides = only}, Environment()).config.device;
+  return plan::load({.path = config, .text = "", .overrides = only}, Environment()).config.device;
 }
 
 /// The largest usual number of ranks for which there are GPUs; on CPUs the first. 0: there are too few GPUs.
@@ -160,7 +159,12 @@ void settle_batches(const Wish& wish, const plan::BatchPlan& batch, std::vector<
   const TargetWords& words = wish.words;
   if (words.accumulation) user.push_back(accumulation_key(wish, batch));
   std::optional<int64_t> count = words.last_micro_batches;
-  if (words.last_micro_batch_size) count = batch.global_batch / *words.last_micro_batch_size;
+  if (const auto& size = words.last_micro_batch_size) {
+    if (*size < 1 || batch.global_batch % *size != 0)
+      throw ConfigError("[cli.bench] micro-batches of {} do not divide the batch of {} of {}; use a divisor",
+                        *size, batch.global_batch, bench::full_name(wish.target));
+    count = batch.global_batch / *size;
+  }
   if (!count) return;
   if (*count < 1 || batch.global_batch % *count != 0)
     throw ConfigError("[cli.bench] {} micro-batches do not divide the batch of {} of {}; use a divisor",
@@ -431,7 +435,9 @@ LabPlan plan_lab(const LabOptions& options, const Front& given) {
   const LaunchWords launch = launch_words(options.variables, given.environment);
   Front front = given;
   front.overrides.clear();
-  const plan::Device asked = device_in(options.overrides);
+  for (const std::string& variable : launch.environment)
+    front.environment.set(key_of(variable), variable.substr(variable.find('=') + 1));
+  const plan::Device asked = device_in(options.overrides, options.config);
   const int gpus = kHasCuda && asked != plan::Device::kCpu ? gpu_count() : 0;
   const std::string device(plan::name(choose_device(asked, gpus)));
   const Setting setting{options, front, device, gpus, options.ranks ? options.ranks : launch.ranks};

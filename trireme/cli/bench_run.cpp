@@ -91,6 +91,9 @@ void print_results(const bench::Results& results, const RunOptions& options, con
 }
 
 int bench_run(RunOptions options, Front& front) {
+  if (!options.check && !options.expectations.empty())
+    throw UsageError("[cli.bench] --expectations is for --check", "add --check, or leave it out");
+  if (options.check) read_expectations_early(options.expectations, front);
   options.lab.overrides = front.overrides;
   const std::string folder = folder_of(options, front);
   std::optional<bench::Results> earlier;

@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <map>
 
 #include "trireme/base/build_info.h"
 #include "trireme/base/clock.h"
@@ -43,12 +44,29 @@ double load_of_last_minute() {
   return load;
 }
 
+/// "2 x NVIDIA H100 80GB HBM3", as the driver lists them; `device` itself where it lists none.
+std::string device_text(const std::string& device) {
+  std::map<std::string, int64_t> models;
+  std::error_code none;
+  for (const auto& gpu : std::filesystem::directory_iterator("/proc/driver/nvidia/gpus", none)) {
+    std::ifstream file(gpu.path() / "information");
+    for (std::string line; std::getline(file, line);) {
+      if (line.starts_with("Model:"))
+        ++models[line.substr(std::min(line.size(), line.find_first_not_of(" \t", 6)))];
+    }
+  }
+  if (device != "cuda" || models.empty()) return device;
+  std::vector<std::string> words;
+  for (const auto& [model, count] : models) words.push_back(fmt::format("{} x {}", count, model));
+  return join(words, " + ");
+}
+
 bench::Machine this_machine(const std::string& device) {
   const report::Machine machine = report::describe_machine();
   return {.hostname = machine.hostname,
           .cpu = machine.cpu,
           .kernel = machine.kernel,
-          .device = device,
+          .device = device_text(device),
           .cores = machine.cores,
           .memory_bytes = machine.memory_bytes,
           .load = load_of_last_minute()};
@@ -111,13 +129,22 @@ void take_over(bench::Results& results, const bench::Results& earlier) {
   if (earlier.targets.size() != results.targets.size())
     throw ConfigError("[cli.bench] --continue: it has {} targets, but {} are planned; measure all again",
                       earlier.targets.size(), results.targets.size());
+  if (earlier.environment != results.environment)
+    throw ConfigError("[cli.bench] --continue: ranks had other variables ({}, not {}); measure all again",
+                      join(earlier.environment, " "), join(results.environment, " "));
   results.started = earlier.started;
+  results.command = earlier.command;
   for (size_t i = 0; i < results.targets.size(); ++i) {
     bench::TargetResult& target = results.targets[i];
     const bench::TargetResult& before = earlier.targets[i];
-    if (target.name != before.name || target.keys != before.keys)
-      throw ConfigError("[cli.bench] --continue: {} was {} or had other keys; measure all again", target.name,
-                        before.name);
+    const bool same = target.name == before.name && target.keys == before.keys &&
+                      target.ranks == before.ranks && target.threads == before.threads &&
+                      target.blocks == before.blocks && target.steps == before.steps &&
+                      target.warm_up == before.warm_up;
+    if (!same)
+      throw ConfigError(
+          "[cli.bench] --continue: {} was {} or had other ranks, threads, steps or keys; measure all again",
+          target.name, before.name);
     if (std::ranges::all_of(before.twins, went_well)) target.twins = before.twins;
     for (const bench::Sample& sample : before.samples) {
       if (!went_well(sample)) break;

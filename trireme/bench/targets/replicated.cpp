@@ -17,7 +17,7 @@ Target ddp() {
                              {.name = "overlaps", .keys = {"parallel.overlap=true"}}}},
        .documents = {
            .difference = "buckets of 25 MiB that are waited for, against buckets of 50 MiB that "
-                         "overlap, and half the micro-batch",
+                         "overlap, and micro-batches of 2 in place of a rank's whole batch",
            .expected = "optimized takes less time",
            .arms = {{.name = "baseline", .keys = {"parallel.overlap=false", "parallel.bucket_mib=25"}},
                     {.name = "optimized",

@@ -18,7 +18,7 @@ Target zero(int stage, const std::string& kept) {
                     .arms = {{.name = "ddp", .keys = {"parallel.policy=ddp"}},
                              {.name = fmt::format("zero{}", stage),
                               .keys = {fmt::format("parallel.policy=zero{}", stage)}}}},
-       .documents = {.difference = "parallel.policy, and half the micro-batch",
+       .documents = {.difference = "parallel.policy, and micro-batches of 2 in place of a rank's whole batch",
                      .expected = "optimized needs less memory a rank",
                      .arms = {{.name = "baseline", .keys = {"parallel.policy=ddp"}},
                               {.name = "optimized",
