@@ -7,6 +7,7 @@
 #include "trireme/base/env.h"
 #include "trireme/plan/flat_layout.h"
 #include "trireme/plan/memory.h"
+#include "trireme/plan/peft.h"
 #include "trireme/plan/presets.h"
 #include "trireme/plan/step_program.h"
 
@@ -96,6 +97,34 @@ TEST_P(AdapterPrograms, AreCheckedAndReadBackAndHoldNothingOfTheBaseButItsWeight
 
 INSTANTIATE_TEST_SUITE_P(Policies, AdapterPrograms,
                          ::testing::Values("ddp", "zero1", "zero2", "zero3", "fsdp"));
+
+/// What PEFT writes is read back; what changes the base or the sum in another way is refused by its key.
+TEST(LowRankAdapter, ReadsConfigsOfPeft) {
+  const ModelConfig model = load_adapted({"adapter.rank=8", "adapter.alpha=12"}).model;
+  const nlohmann::json written = nlohmann::json::parse(to_peft(model).dump());
+  EXPECT_NO_THROW(check_peft(written, model, "file"));
+  struct Change {
+    const char* key;
+    nlohmann::json value;
+    const char* words;
+  };
+  for (const Change& change :
+       {Change{"r", 4, "adapter.rank=8"}, Change{"lora_alpha", 16, "adapter.alpha=12"},
+        Change{"use_dora", true, "use_dora=true"}, Change{"use_rslora", true, "use_rslora"},
+        Change{"bias", "all", "bias"}, Change{"modules_to_save", {"lm_head"}, "modules_to_save"},
+        Change{"rank_pattern", {{"q_proj", 4}}, "rank_pattern"},
+        Change{"init_lora_weights", "pissa", "pissa"}, Change{"peft_type", 3, "peft_type"},
+        Change{"peft_type", "IA3", "peft_type"}}) {
+    nlohmann::json changed = written;
+    changed[change.key] = change.value;
+    test::expect_refusal([&] { check_peft(changed, model, "file"); }, {"file", change.words});
+  }
+  for (const nlohmann::json& begun : {nlohmann::json(true), nlohmann::json("gaussian"), nlohmann::json()}) {
+    nlohmann::json changed = written;
+    changed["init_lora_weights"] = begun;
+    EXPECT_NO_THROW(check_peft(changed, model, "file"));
+  }
+}
 
 TEST(LowRankAdapter, RefusesWhatItCannotBeCombinedWith) {
   test::expect_refusal([] { load_adapted({"parallel.tp=2"}); }, {"adapter.kind=lora", "parallel.tp=2"});

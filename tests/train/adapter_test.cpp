@@ -210,6 +210,30 @@ TEST_F(AdapterRun, LeavesTheAdaptersAsPeftHasThem) {
   EXPECT_EQ(config["fan_in_fan_out"], false);
 }
 
+TEST_F(AdapterRun, BeginsWithAdaptersOnTheBaseThatTheyWereTrainedOnAlone) {
+  const std::string base = pretrain();
+  config_.model.weights = base;
+  use_adapter();
+  config_.train.val_every = 6;
+  const double validated = run(1, false).summary.final_val_loss.value_or(0.0);
+  const std::filesystem::path kept = folder_ / "kept", merged = folder_ / "merged.safetensors";
+  std::filesystem::rename(adapter(), kept);
+  std::filesystem::rename(weights(), merged);
+  config_.model.adapter.weights = kept;
+  config_.optim.lr = 1e-30;
+  config_.optim.warmup_steps = 0;
+  for (const char* policy : {"fsdp", "zero2"}) {
+    use(plan::find_policy(policy));
+    EXPECT_NEAR(run(2, false).summary.final_val_loss.value_or(0.0), validated, 1e-5 * validated) << policy;
+  }
+  config_.model.weights = merged;
+  test::expect_refusal([&] { run(2, false); },
+                       {"were trained on weights with digest", "set it to the weights"});
+  config_.model.weights = base;
+  config_.model.adapter.targets = "q_proj";
+  test::expect_refusal([&] { run(1, false); }, {"lora_A"});
+}
+
 /// What the run validates with is what its weights compute.
 TEST_F(AdapterRun, MergedWeightsValidateAsTheRunDid) {
   config_.model.weights = pretrain();

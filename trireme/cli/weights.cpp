@@ -208,8 +208,8 @@ void refuse_adapters_alone(const std::string& checkpoint, const plan::Config& co
   if (!plan::has_adapters(config)) return;
   throw ConfigError(
       "[cli.weights] {} holds adapters alone, since its run has adapter.kind={}; let that run come to its "
-      "end, which "
-      "writes the weights with the adapters added to them",
+      "end with "
+      "checkpoint.final_weights=true, which writes the weights with the adapters added to them",
       checkpoint, config.model.adapter.kind);
 }
 
@@ -254,7 +254,9 @@ void check_adapter(const plan::Config& config) {
 
 void check_weights(const std::optional<ResumePoint>& resume, const plan::Config& config) {
   const bool goes_on = resume && !(resume->run_directory.empty() && resume->checkpoint.empty());
-  if (!goes_on) check_adapter(config);
+  const bool has_saved = goes_on && (!resume->checkpoint.empty() ||
+                                     checkpoint::has_checkpoint(resume->run_directory + "/checkpoints"));
+  if (!has_saved) check_adapter(config);
   const std::string& path = config.model.weights;
   if (path.empty() || (goes_on && !plan::has_adapters(config))) return;
   if (!is_there(path))

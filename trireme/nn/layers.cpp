@@ -39,7 +39,9 @@ at::Tensor linear_group(const at::Tensor& x, const std::vector<const Linear*>& l
     shape.back() = layer->weight.size(0);
     added.push_back(layer->has_adapter() ? layer->adapted(x) : at::zeros(shape, x.options()));
   }
-  return linear_group(x, weights, fp8, before, at::cat(added, -1));
+  const at::Tensor all = at::cat(added, -1);
+  added.clear();  // nothing keeps them for backward
+  return linear_group(x, weights, fp8, before, all);
 }
 
 Embedding::Embedding(int64_t rows, int64_t width) {

@@ -94,7 +94,7 @@ class Head {
   virtual void loss(at::Tensor& loss, at::Tensor& scores, const at::Tensor& in, const at::Tensor& targets,
                     bool want_gradient) = 0;
   /// Gradients for the rows that loss() had last: writes d_in (n, D), and adds to d_weight (V', D), which it
-  /// overwrites for the first part.
+  /// overwrites for the first part; undefined: the weight is not trained.
   virtual void gradients(at::Tensor& d_in, at::Tensor& d_weight, const at::Tensor& scores,
                          const at::Tensor& in, bool is_first) = 0;
 
@@ -126,7 +126,7 @@ class PlainHead final : public Head {
   void gradients(at::Tensor& d_in, at::Tensor& d_weight, const at::Tensor& scores, const at::Tensor& in,
                  bool is_first) override {
     kernels::matmul(d_in, scores, weight_);
-    kernels::matmul(d_weight, scores.t(), in, {}, is_first ? at::Tensor() : d_weight);
+    if (d_weight.defined()) kernels::matmul(d_weight, scores.t(), in, {}, is_first ? at::Tensor() : d_weight);
   }
 
  private:
@@ -159,6 +159,7 @@ class Fp8Head final : public Head {
   void gradients(at::Tensor& d_in, at::Tensor& d_weight, const at::Tensor&, const at::Tensor&,
                  bool is_first) override {
     kernels::fp8_matmul(d_in, d_scores_.plain, weight_.transposed, /*fast=*/false);
+    if (!d_weight.defined()) return;
     kernels::fp8_matmul(d_weight, d_scores_.transposed, in_.transposed, recipe_.fast_backward, {},
                         is_first ? at::Tensor() : d_weight);
   }
@@ -194,8 +195,9 @@ class LinearCrossEntropyFunction : public Function<LinearCrossEntropyFunction> {
     if (fp8) head = std::make_unique<Fp8Head>(aligned_weight, classes, scale, *fp8, want_gradient);
     at::Tensor loss = at::empty({count}, x.options().dtype(at::kFloat));
     at::Tensor d_rows = want_gradient ? at::empty_like(rows) : at::Tensor();
-    at::Tensor d_weight = want_gradient ? at::empty_like(aligned_weight) : at::Tensor();
-    if (want_gradient && count == 0) d_weight.zero_();  // there is no part that would write it
+    const bool trains = want_gradient && weight.requires_grad();
+    at::Tensor d_weight = trains ? at::empty_like(aligned_weight) : at::Tensor();
+    if (trains && count == 0) d_weight.zero_();  // there is no part that would write it
     for (int64_t first = 0; first < count; first += chunk) {
       const int64_t part = std::min(chunk, count - first);
       const at::Tensor in = rows.narrow(0, first, part);
@@ -209,7 +211,7 @@ class LinearCrossEntropyFunction : public Function<LinearCrossEntropyFunction> {
     const at::Tensor kept = kept_rows(wanted);
     const at::Tensor all = at::full({}, static_cast<double>(count), kept.options());
     context->save_for_backward(
-        {weight, d_rows, want_gradient ? d_weight.narrow(0, 0, classes) : d_weight, per_kept(all, kept)});
+        {weight, d_rows, trains ? d_weight.narrow(0, 0, classes) : d_weight, per_kept(all, kept)});
     context->saved_data["shape"] = x.sizes().vec();
     context->saved_data["scale"] = gradient_scale;
     return loss.sum() / kept;
@@ -226,7 +228,7 @@ class LinearCrossEntropyFunction : public Function<LinearCrossEntropyFunction> {
     variable_list result(7);
     kernels::scale(d_rows, d_rows, factor);
     result[0] = d_rows.view(context->saved_data["shape"].toIntVector());
-    if (!is_reached(weight)) return result;
+    if (!d_weight.defined() || !is_reached(weight)) return result;
     at::Tensor into = gradient_to_add_to(weight);
     if (into.defined()) {
       kernels::add_scaled(into, d_weight, factor);

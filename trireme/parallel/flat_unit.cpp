@@ -237,6 +237,7 @@ void FlatUnit::reshard_after_forward() {
 void FlatUnit::stay_in_place(const plan::EngineSetting& staying) {
   const at::NoGradGuard no_grad;
   unshard();
+  if (frozen_) frozen_->stay();
   buffers_ = plan::UnitBuffers(layout_.numel(), staying, fp8_unit_, frozen_ ? frozen_->layout().numel() : 0);
   gathers_update_ = staying.gathers_update();
   shared_.gradients().allocate(full_grads_);

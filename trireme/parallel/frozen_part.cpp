@@ -52,6 +52,10 @@ FrozenPart::FrozenPart(plan::FlatLayout layout, Params params, const Options& op
 
 void FrozenPart::load(const Initializer& values) {
   const at::NoGradGuard no_grad;
+  TRIREME_CHECK(!shard_.defined() || !is_whole(),
+                "[parallel.frozen_part] frozen parameters are gathered, and would not see other values; load "
+                "them before "
+                "the first step");
   const at::Tensor& kept = shard_.defined() ? shard_ : whole_;
   fill(kept, {first_, first_ + kept.numel()}, layout_, values);
 }

@@ -32,13 +32,16 @@ class FrozenPart {
   const plan::FlatLayout& layout() const { return layout_; }
   bool is_whole() const { return has_storage(whole_); }
 
-  /// Replaces what this rank keeps of the values. What is gathered has the old ones.
+  /// Replaces what this rank keeps of the values. Throws LogicError where what was gathered would keep the
+  /// old ones.
   void load(const Initializer& values);
 
   /// Gives the whole parameters memory, which gather() fills.
   void allocate();
   /// All-gathers the shards on the current stream. Collective.
   void gather(comm::Group& group);
+  /// From now on what is gathered stays.
+  void stay() { comes_and_goes_ = false; }
   /// Frees what was gathered; using it throws with `reason` then.
   void free(const std::string& reason);
 

@@ -13,6 +13,7 @@
 #include "trireme/base/error_of.h"
 #include "trireme/base/file.h"
 #include "trireme/base/hash.h"
+#include "trireme/base/heartbeat.h"
 #include "trireme/checkpoint/safetensors.h"
 #include "trireme/comm/agree.h"
 #include "trireme/nn/torch_internals.h"
@@ -204,11 +205,15 @@ void load_frozen(DataParallel& engine, const std::string& path, const LoadOption
 }
 
 std::string frozen_digest(DataParallel& engine) {
+  const at::NoGradGuard no_grad;
   StreamingHash hash;
-  engine.visit_frozen([&](const std::string&, const at::Tensor& values) {
-    const at::Tensor whole = values.contiguous();
-    hash.update(whole.data_ptr(), whole.nbytes());
-  });
+  for (const auto& unit : engine.units()) {
+    unit->visit_frozen([&](const std::string&, const at::Tensor& values) {
+      beat();
+      const at::Tensor whole = values.to(at::kCPU).contiguous();
+      hash.update(whole.data_ptr(), whole.nbytes());
+    });
+  }
   return hex64(hash.digest());
 }
 

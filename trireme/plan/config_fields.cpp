@@ -237,8 +237,9 @@ void add_train(Table& table, TrainConfig& train) {
   table.push_back(number("train.early_stop", train.early_stop, 0,
                          "validations in a row without a lower loss after which the run ends; 0: it does not",
                          kMostSteps));
-  table.push_back(number("train.early_stop_min_delta", train.early_stop_min_delta, 0,
-                         "train.early_stop: by how much a loss must be lower than the lowest before"));
+  table.push_back(
+      number("train.early_stop_min_delta", train.early_stop_min_delta, 0,
+             "train.early_stop: by how much a loss must be lower than the last one that counted"));
   table.push_back(
       number("train.fast_dev_run", train.fast_dev_run, 0,
              "try the whole way in so many steps: training, validation, saving, resuming, sampling; "

@@ -26,6 +26,11 @@ bool is_off(const Json& value) {
   return value.is_null() || value == false || value == "none" || (value.is_structured() && value.empty());
 }
 
+/// PiSSA and others take what the adapters begin with out of the weights.
+bool changes_base(const Json& init) {
+  return init.is_string() && init != "gaussian" && init != "orthogonal" && init != "eva";
+}
+
 }  // namespace
 
 nlohmann::ordered_json to_peft(const ModelConfig& model) {
@@ -61,10 +66,17 @@ void check_peft(const nlohmann::json& config, const ModelConfig& model, const st
   static constexpr std::array kUnknown = {"use_dora",        "use_rslora",       "bias",
                                           "modules_to_save", "rank_pattern",     "alpha_pattern",
                                           "layers_pattern",  "layer_replication"};
-  if (!config.is_object() || config.value("peft_type", "") != "LORA")
+  const auto type = config.find("peft_type");
+  if (!config.is_object() || type == config.end() || *type != "LORA")
     throw ConfigError("[plan.peft] {} describes no LoRA adapters: its peft_type is no LORA", path);
   check_number(config, "r", "adapter.rank", static_cast<double>(model.adapter.rank), path);
   check_number(config, "lora_alpha", "adapter.alpha", model.adapter.alpha, path);
+  if (const auto begun = config.find("init_lora_weights"); begun != config.end() && changes_base(*begun))
+    throw ConfigError(
+        "[plan.peft] {} has init_lora_weights={}, whose adapters stand on weights that PEFT has changed; "
+        "merge "
+        "it in PEFT and set model.weights to the result",
+        path, begun->dump());
   for (const char* key : kUnknown) {
     const auto found = config.find(key);
     if (found == config.end() || is_off(*found)) continue;

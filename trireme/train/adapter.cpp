@@ -16,6 +16,7 @@ namespace trireme::train {
 namespace {
 
 constexpr const char* kWeight = ".weight";
+constexpr const char* kBaseNote = "base";
 
 /// The names of a layer's A and B, by that of its weight.
 std::pair<std::string, std::string> adapter_names(const std::string& weight) {
@@ -54,13 +55,13 @@ void save_merged(parallel::DataParallel& engine, const plan::ModelConfig& model,
 }
 
 void save_adapter(parallel::DataParallel& engine, const plan::ModelConfig& model,
-                  const plan::ModelFacts& facts, const std::string& folder) {
+                  const plan::ModelFacts& facts, const std::string& folder, const std::string& base) {
   const auto visit = [&](const std::function<void(const std::string&, const at::Tensor&)>& body) {
     engine.visit_weights(
         [&](const std::string& name, const at::Tensor& values) { body(plan::kPeftPrefix + name, values); });
   };
   parallel::save_weights(*engine.mesh().stage, infos_of(facts, /*frozen=*/false, plan::kPeftPrefix), visit,
-                         folder + "/" + plan::kPeftWeights);
+                         folder + "/" + plan::kPeftWeights, {{kBaseNote, base}});
   const auto error = error_of([&] {
     if (engine.is_writer())
       write_file_atomic(folder + "/" + plan::kPeftConfig, plan::to_peft(model).dump(2) + "\n");
@@ -68,10 +69,29 @@ void save_adapter(parallel::DataParallel& engine, const plan::ModelConfig& model
   comm::throw_together(*engine.mesh().stage, error, "train.adapter");
 }
 
-void load_adapter(parallel::DataParallel& engine, const std::string& folder) {
+namespace {
+
+/// "bf16 0123456789abcdef": digests of one dtype can be compared.
+void check_base(const std::string& noted, const std::string& base, const std::string& folder) {
+  const std::string dtype = base.substr(0, base.find(' ') + 1);
+  if (noted == base || !noted.starts_with(dtype)) return;
+  throw ConfigError(
+      "[train.adapter] the adapters in {} were trained on weights with digest {}, but model.weights has {}; "
+      "set it to the "
+      "weights that they were trained on, not to those that they were added to",
+      folder, noted, base);
+}
+
+}  // namespace
+
+void load_adapter(parallel::DataParallel& engine, const std::string& folder, const std::string& base) {
   std::unique_ptr<parallel::StateReader> reader;
   const auto error = error_of([&] {
-    reader = std::make_unique<parallel::StateReader>(folder + "/" + plan::kPeftWeights);
+    const std::string path = folder + "/" + plan::kPeftWeights;
+    const parallel::Notes notes = parallel::read_notes(path);
+    if (const auto noted = notes.find(kBaseNote); noted != notes.end())
+      check_base(noted->second, base, folder);
+    reader = std::make_unique<parallel::StateReader>(path);
     for (const auto& unit : engine.units()) {
       for (const plan::FlatEntry& entry : unit->layout().entries())
         reader->want(plan::kPeftPrefix + entry.name, entry.whole_shape(), at::kFloat);

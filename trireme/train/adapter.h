@@ -16,12 +16,14 @@ void save_merged(parallel::DataParallel& engine, const plan::ModelConfig& model,
                  const plan::ModelFacts& facts, const std::string& path, const parallel::Notes& notes = {});
 
 /// Rank 0 writes the adapters alone into a folder as PEFT has them (adapter_model.safetensors in fp32,
-/// adapter_config.json), which peft.PeftModel.from_pretrained() loads. Collective; throws as save_merged().
+/// adapter_config.json), which peft.PeftModel.from_pretrained() loads. `base`, which says what they stand on,
+/// is noted there (load_adapter()). Collective; throws as save_merged().
 void save_adapter(parallel::DataParallel& engine, const plan::ModelConfig& model,
-                  const plan::ModelFacts& facts, const std::string& folder);
+                  const plan::ModelFacts& facts, const std::string& folder, const std::string& base = "");
 
-/// Adapters take the values of such a folder, which must have all of them and no others. Collective. Throws
-/// DataError on every rank when it does not.
-void load_adapter(parallel::DataParallel& engine, const std::string& folder);
+/// Adapters take the values of such a folder, which must have all of them and no others. Collective. Throws,
+/// on every rank, DataError when it has not, and ConfigError where it notes another `base` of the same dtype.
+/// PEFT's own files note none.
+void load_adapter(parallel::DataParallel& engine, const std::string& folder, const std::string& base);
 
 }  // namespace trireme::train

@@ -148,15 +148,15 @@ class TrainedModel {
   void load_weights(const std::string& path, bool stages);
   /// Weights under adapters take the values of `path`, as parallel::load_frozen() has it.
   void load_base(const std::string& path);
-  /// Adapters take the values of a folder of PEFT (train/adapter.h).
-  virtual void load_adapter(const std::string&) {}
+  /// Adapters take the values of a folder of PEFT, if it notes no other base (train/adapter.h).
+  virtual void load_adapter(const std::string&, const std::string&) {}
   /// As parallel::frozen_digest(), of the weights under adapters.
   std::string base_digest();
   /// Rank 0 writes all weights as one file; with adapters those that they make (save_merged()). Throws
   /// EnvironmentError on every rank when it cannot.
   virtual void save_weights(const std::string& path, const parallel::Notes& notes = {}) = 0;
-  /// Rank 0 writes the adapters into a folder (train/adapter.h).
-  virtual void save_adapter(const std::string&) {}
+  /// Rank 0 writes the adapters into a folder, with a note of their base (train/adapter.h).
+  virtual void save_adapter(const std::string&, const std::string&) {}
   /// As parallel::weights_digest(), of the whole model, with adapters of these alone; the same on every rank.
   virtual std::string weights_digest() = 0;
 

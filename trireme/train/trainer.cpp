@@ -4,6 +4,7 @@
 #include <ATen/Parallel.h>
 #include <c10/core/StreamGuard.h>
 
+#include <algorithm>
 #include <exception>
 #include <filesystem>
 #include <optional>
@@ -59,6 +60,7 @@ class Trainer {
  private:
   Checkpointing::Resumed resume_or_begin();
   void begin_adapters();
+  void agree_on_base();
   TrainResult run_steps();
   void begin_records();
   void settle(size_t left);
@@ -101,11 +103,25 @@ Trainer::Trainer(const TrainOptions& options, std::shared_ptr<comm::World> world
       validations_(parts_, checkpoints_, agenda_, resumed_.step),
       baseline_bytes_(baseline_bytes) {}
 
+/// Each rank reads the base itself, and where it keeps all of it nothing else would tell of another file.
+void Trainer::agree_on_base() {
+  const std::vector<std::string> all =
+      parts_.world->gather_texts("digest of the weights under adapters", parts_.base_digest);
+  const auto other = std::ranges::find_if(all, [&](const std::string& one) { return one != all.front(); });
+  if (other == all.end()) return;
+  throw ConfigError(
+      "[train.adapter] rank {} has read other weights than rank 0 ({}, not {}) from model.weights={}; give "
+      "all hosts the "
+      "same file",
+      other - all.begin(), *other, all.front(), config_.model.weights);
+}
+
 /// Checkpoints have adapters alone, so the weights under them are read whenever a run begins or goes on.
 void Trainer::begin_adapters() {
   const std::string& weights = config_.model.weights;
   if (!weights.empty()) model_.load_base(weights);
-  parts_.base_digest = model_.base_digest();
+  parts_.base_digest = fmt::format("{} {}", config_.precision.compute, model_.base_digest());
+  agree_on_base();
   if (!options_.announce || !parts_.is_root()) return;
   log_info("adapter {} of rank {} on {}: {} of {} parameters are trained, on weights from {}",
            config_.model.adapter.kind, config_.model.adapter.rank, config_.model.adapter.targets,
@@ -119,7 +135,7 @@ Checkpointing::Resumed Trainer::resume_or_begin() {
   Checkpointing::Resumed resumed = checkpoints_.resume();
   if (resumed.step > 0) return resumed;
   if (const std::string& adapter = config_.model.adapter.weights; !adapter.empty())
-    model_.load_adapter(adapter);
+    model_.load_adapter(adapter, parts_.base_digest);
   if (config_.model.weights.empty() || plan::has_adapters(config_)) return resumed;
   model_.load_weights(config_.model.weights, config_.parallel.pp > 1);
   if (options_.announce && parts_.is_root()) log_info("weights from {}", config_.model.weights);
@@ -217,7 +233,7 @@ void Trainer::keep_weights() {
   const bool adapters = plan::has_adapters(config_);
   if (!config_.checkpoint.final_weights && !adapters) return;
   try {
-    if (adapters) model_.save_adapter(adapter_folder(options_.weights_path));
+    if (adapters) model_.save_adapter(adapter_folder(options_.weights_path), parts_.base_digest);
     if (config_.checkpoint.final_weights) model_.save_weights(options_.weights_path);
   } catch (const EnvironmentError&) {
     weights_error_ = std::current_exception();

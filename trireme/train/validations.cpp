@@ -36,8 +36,9 @@ void Validations::catch_up(int64_t step) {
 }
 
 void Validations::watch(int64_t step, double val_loss) {
-  if (!parts_.early_stop.is_on()) return;
-  parts_.early_stop.see(step, val_loss);
+  EarlyStop& early_stop = parts_.early_stop;
+  if (!early_stop.is_on()) return;
+  if (early_stop.last_seen() < step) early_stop.see(step, val_loss);  // else a lost record is made again
   end_if_due(step);
 }
 

@@ -142,12 +142,12 @@ void WholeModel::save_weights(const std::string& path, const parallel::Notes& no
   save_merged(engine(), config_.model, facts_, path, notes);
 }
 
-void WholeModel::save_adapter(const std::string& folder) {
-  train::save_adapter(engine(), config_.model, facts_, folder);
+void WholeModel::save_adapter(const std::string& folder, const std::string& base) {
+  train::save_adapter(engine(), config_.model, facts_, folder, base);
 }
 
-void WholeModel::load_adapter(const std::string& folder) {
-  train::load_adapter(engine(), folder);
+void WholeModel::load_adapter(const std::string& folder, const std::string& base) {
+  train::load_adapter(engine(), folder, base);
 }
 
 std::string WholeModel::weights_digest() {

@@ -26,8 +26,8 @@ class WholeModel : public TrainedModel {
   Scores evaluate(const std::vector<data::Batch>& batches, Guesses* guesses) override;
   std::vector<int32_t> generate(std::vector<int32_t> prompt, const SamplingOptions& options) override;
   void save_weights(const std::string& path, const parallel::Notes& notes) override;
-  void save_adapter(const std::string& folder) override;
-  void load_adapter(const std::string& folder) override;
+  void save_adapter(const std::string& folder, const std::string& base) override;
+  void load_adapter(const std::string& folder, const std::string& base) override;
   std::string weights_digest() override;
 
  private:
