@@ -61,7 +61,13 @@ def parsed(parser, repeats=3):
     return options
 
 
+def commit():
+    """That of the project; empty where it is no checkout."""
+    done = subprocess.run(["git", "-C", str(ROOT), "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
+    return done.stdout.strip()
+
+
 def write_measured(path, schema, rows, measured):
-    document = {"schema": schema, "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "cores": os.cpu_count(),
+    document = {"schema": schema, "commit": commit(), "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "cores": os.cpu_count(),
                 "command": sys.argv[1:], "rows": rows, "measured": measured}
     path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")

@@ -99,7 +99,8 @@ def run(mesh, options):
                    *overrides(mesh, options)]
         done = call(command, stderr=subprocess.PIPE)
     records = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    return {"command": ["trireme", *command[1:]], "steps": [record for record in records if "step" in record],
+    named = [word.removeprefix(f"{ROOT}/") for word in command[1:]]
+    return {"command": ["trireme", *named], "steps": [record for record in records if "step" in record],
             "summary": records[-1], "idle": idle_of(done.stderr)}
 
 

@@ -1,4 +1,4 @@
-// What keeps runs from being compared: planted lies, each of which must be named, beside a clean control.
+// Planted lies keep runs from being compared, and each of them is named; a clean control passes.
 #include "trireme/bench/verify.h"
 
 #include <gtest/gtest.h>

@@ -151,7 +151,7 @@ TEST(BenchRun, ArmsAlternateAndRatiosAreOfNeighbours) {
   EXPECT_EQ(front.run({"bench", "compare", "out", "out"}).code, 0);
 }
 
-/// What training waits for a save lies between steps.
+/// The time that training waits for a save lies between steps.
 TEST(BenchRun, ASaveCountsForItsStep) {
   FrontProcess front;
   front.set_worker(

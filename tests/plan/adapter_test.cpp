@@ -98,7 +98,8 @@ TEST_P(AdapterPrograms, AreCheckedAndReadBackAndHoldNothingOfTheBaseButItsWeight
 INSTANTIATE_TEST_SUITE_P(Policies, AdapterPrograms,
                          ::testing::Values("ddp", "zero1", "zero2", "zero3", "fsdp"));
 
-/// What PEFT writes is read back; what changes the base or the sum in another way is refused by its key.
+/// Configs of PEFT are read back; a key that changes the base or the sum in another way is refused by its
+/// key.
 TEST(LowRankAdapter, ReadsConfigsOfPeft) {
   const ModelConfig model = load_adapted({"adapter.rank=8", "adapter.alpha=12"}).model;
   const nlohmann::json written = nlohmann::json::parse(to_peft(model).dump());

@@ -234,7 +234,7 @@ TEST_F(AdapterRun, BeginsWithAdaptersOnTheBaseThatTheyWereTrainedOnAlone) {
   test::expect_refusal([&] { run(1, false); }, {"lora_A"});
 }
 
-/// What the run validates with is what its weights compute.
+/// The merged weights compute the loss that the run validated with.
 TEST_F(AdapterRun, MergedWeightsValidateAsTheRunDid) {
   config_.model.weights = pretrain();
   use_adapter();

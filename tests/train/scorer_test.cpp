@@ -59,7 +59,7 @@ class ScorerTest : public ::testing::Test {
     return nats;
   }
 
-  /// What each of `ranks` threads finds.
+  /// The scores that each of `ranks` threads finds.
   std::vector<std::vector<double>> score(const std::vector<ScoredTokens>& rows, int64_t ranks) const {
     std::vector<std::vector<double>> found(static_cast<size_t>(ranks));
     test::run_ranks(ranks, [&](std::shared_ptr<comm::World> world) {
@@ -104,7 +104,7 @@ TEST_F(ScorerTest, RefusesRowsOfWhichNothingCanBeScored) {
   }
 }
 
-/// What reads the text fails on all ranks alike.
+/// A text that cannot be read fails on all ranks alike.
 TEST_F(ScorerTest, AnErrorOfTheTextEndsAllRanks) {
   test::run_ranks(2, [&](std::shared_ptr<comm::World> world) {
     Scorer scorer(model_, weights_, world);

@@ -1,5 +1,5 @@
 #pragma once
-// What was accepted as usual for a machine, and what a later bench has lost against it.
+// The times that were accepted as usual for a machine, and how a later bench stands against them.
 #include <string>
 #include <vector>
 

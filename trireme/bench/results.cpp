@@ -32,7 +32,7 @@ Json check_json(const Check& check) {
   return {{"what", check.what}, {"holds", check.holds}, {"detail", check.detail}};
 }
 
-/// What is read off the samples, for readers of the file; results_from_json() makes it again.
+/// Numbers that follow from the samples, for readers of the file; results_from_json() makes it again.
 Json scores_json(const TargetResult& target) {
   Json all = Json::array();
   const std::vector<Score> scores = score(target);

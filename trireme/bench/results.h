@@ -37,7 +37,7 @@ struct TargetResult {
   std::vector<Check> checks;
 };
 
-/// What two benches must have in common to be compared.
+/// The machine, which two benches must have in common to be compared.
 struct Machine {
   std::string hostname, cpu, kernel, device;
   int64_t cores = 0, memory_bytes = 0;

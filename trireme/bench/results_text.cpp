@@ -65,7 +65,7 @@ bool has_rows(const TargetResult& target) {
   return !target.samples.empty();
 }
 
-/// What ranks hold of the reference and of the last arm.
+/// A line with the bytes that ranks hold in the reference and in the last arm.
 std::string memory_line(const TargetResult& target) {
   const Sample* first = last_sample(target, 0);
   const Sample* last = last_sample(target, target.arms.size() - 1);

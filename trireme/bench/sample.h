@@ -25,7 +25,7 @@ struct Sample {
   int code = 0;           ///< exit code of the run
   std::string directory;  ///< of the run; empty: it could not be started
   std::string error;      ///< why its records say nothing; empty: they do
-  /// What was trained: keys of the model, data, optimizer and seed from config.yaml, and what was recorded of
+  /// The workload: keys of the model, data, optimizer and seed from config.yaml, and what was recorded of
   /// steps and tokens.
   std::map<std::string, std::string> workload;
   std::vector<double> losses, step_ms;  ///< of all steps, warm-up included; losses are finite
@@ -38,7 +38,7 @@ struct Sample {
   std::string mesh;
 };
 
-/// What a run has left. Throws nothing for a run that is damaged: that is Sample::error.
+/// Reads the files that a run has left. Throws nothing for a run that is damaged: that is Sample::error.
 Sample read_sample(const std::string& run_directory, const Slot& slot, int code);
 
 /// "tokens a step", among the workload.

@@ -9,7 +9,7 @@
 
 namespace trireme::bench {
 
-/// What an arm has to have in common with the reference before their times are compared.
+/// The result that an arm must share with the reference before their times are compared.
 enum class Owed {
   kSameWeights,  ///< the digest of the final weights, and every loss
   kSameLosses,   ///< every loss within loss_bound() of the workload's precision, relative

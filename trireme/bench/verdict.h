@@ -1,5 +1,5 @@
 #pragma once
-// What the times of runs come to: ratios of runs that stood beside each other, and what they say.
+// Ratios of runs that stood beside each other, and the verdict that they bear.
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -16,7 +16,8 @@ std::string verdict_text(Verdict verdict);
 /// One number a run: the statistic of its steady steps, in milliseconds.
 double value_of(const Sample& sample, Statistic statistic, int64_t warm_up);
 
-/// What the runs of an arm come to. Steps of a run depend on each other, so that only runs are counted.
+/// The values of an arm's runs, and their ratios. Steps of a run depend on each other, so that only runs are
+/// counted.
 struct Score {
   std::vector<double> values;  ///< milliseconds a step, a run each
   double median_ms = 0.0;

@@ -17,7 +17,7 @@ struct Check {
   std::string detail;  ///< what was seen
 };
 
-/// What the runs of a target are held against.
+/// The runs of a target, and all that they are held against.
 struct Evidence {
   const std::vector<Arm>* arms = nullptr;
   const std::vector<Sample>* samples = nullptr;

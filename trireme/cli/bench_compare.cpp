@@ -70,7 +70,7 @@ struct CompareOptions {
   bool force = false, json = false;
 };
 
-/// What cannot be compared, though it may be looked at.
+/// Differences between two benches for which they cannot be compared, though both may be looked at.
 void refuse_other_hardware(const bench::Results& before, const bench::Results& now, bool force) {
   if (before.machine.hardware() == now.machine.hardware() || force) return;
   throw ConfigError(

@@ -18,7 +18,7 @@ std::string key_of(const std::string& setting) {
   return setting.substr(0, setting.find('='));
 }
 
-/// What all targets of a bench have in common while it is planned.
+/// Options and machine, which all targets of a bench have in common while it is planned.
 struct Setting {
   const LabOptions& options;
   const Front& front;  ///< without overrides

@@ -38,7 +38,7 @@ std::string keys_text(const std::vector<std::string>& keys) {
   return join(words, " ");
 }
 
-/// What would run, arm by arm.
+/// Prints the runs that would be made, arm by arm.
 void print_plan(const LabPlan& plan) {
   report::Table table(
       {{"target"}, {"arm"}, {"ranks", report::Align::kRight}, {"runs", report::Align::kRight}, {"keys"}});

@@ -10,7 +10,7 @@ namespace trireme::cli {
 /// Results without samples: where, when and with what.
 bench::Results new_results(const LabOptions& options, const LabPlan& plan, const Front& front);
 
-/// What an earlier session measured goes into `results`, whose targets must be the same: runs that ended well
+/// Samples of an earlier session go into `results`, whose targets must be the same: runs that ended well
 /// stay, those that failed are made again. Throws ConfigError for results of another machine or program.
 void take_over(bench::Results& results, const bench::Results& earlier);
 

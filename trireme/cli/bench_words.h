@@ -11,7 +11,7 @@
 
 namespace trireme::cli {
 
-/// What flags of --target-extra-arg change of one target.
+/// The changes that flags of --target-extra-arg make to one target.
 struct TargetWords {
   std::vector<std::string> keys = {};  ///< "section.key=value"
   std::string mode = {};               ///< declared or documents; empty: not said
@@ -33,13 +33,13 @@ TargetWords words_of(const bench::Target& target, const std::string& flags);
 std::map<const bench::Target*, TargetWords> extra_words(const std::vector<std::string>& arguments,
                                                         const std::vector<bench::Choice>& chosen);
 
-/// What a launcher is asked for.
+/// The ranks and variables that a launcher is asked for.
 struct LaunchWords {
   std::optional<int64_t> ranks = {};
   std::vector<std::string> environment = {};  ///< "KEY=VALUE", as given for ranks
 };
 
-/// Of --torchrun-env, KEY=VALUE or the KEY of a variable that is set, and of TORCHRUN_ARGS. Throws
+/// Reads --torchrun-env, KEY=VALUE or the KEY of a variable that is set, and of TORCHRUN_ARGS. Throws
 /// ConfigError for what cannot be honoured here.
 LaunchWords launch_words(const std::vector<std::string>& variables, const Environment& environment);
 

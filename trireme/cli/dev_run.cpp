@@ -47,7 +47,7 @@ std::map<std::string, std::string> values_of(plan::Config config) {
   return values;
 }
 
-/// What is shorter now, beside the key that asked for it.
+/// The lengths that are shorter now, beside the key that asked for it.
 std::vector<std::string> differences(const plan::Config& before, const plan::Config& after) {
   const auto old_values = values_of(before), new_values = values_of(after);
   std::vector<std::string> found;

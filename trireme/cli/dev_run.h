@@ -13,7 +13,7 @@ struct DevRun {
   std::vector<std::string> shortened;  ///< "train.steps=3 instead of 2000"
 };
 
-/// What the job becomes where its config asks for train.fast_dev_run; none: it does not, or the job goes on
+/// The job as it becomes where its config asks for train.fast_dev_run; none: it does not, or the job goes on
 /// with a run (refuse_dev_run()).
 std::optional<DevRun> dev_run_of(const TrainJob& job, const Front& front);
 

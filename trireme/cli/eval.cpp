@@ -32,7 +32,7 @@ struct EvalArguments {
   bool per_document = false, json = false;
 };
 
-/// What is evaluated.
+/// The weights that are evaluated, and a config that fits them.
 struct Evaluated {
   std::string run;  ///< empty: the weights are no run's
   std::string weights;

@@ -1,5 +1,5 @@
 #pragma once
-// What evaluations of texts and of questions have in common.
+// The parts that evaluations of texts and of questions have in common.
 #include <nlohmann/json.hpp>
 #include <vector>
 

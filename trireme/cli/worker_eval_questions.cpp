@@ -105,7 +105,7 @@ class Endings {
   int64_t truncated_ = 0;
 };
 
-/// Of all questions.
+/// Counts over all questions.
 struct Accuracy {
   int64_t questions = 0, right = 0, right_by_bytes = 0;
   double chance = 0.0;  ///< the accuracy of guessing

@@ -24,7 +24,7 @@ using train::ScoredTokens;
 
 constexpr size_t kEncodedAtOnce = size_t{1} << 20;  // encoded at once where a cut changes nothing
 
-/// What is known of a document, or of all.
+/// Counts and losses of a document, or of all.
 struct TextScore {
   std::string name;
   int64_t bytes = 0, tokens = 0;
@@ -142,7 +142,7 @@ void print_documents(const std::vector<TextScore>& documents) {
   fmt::print("{}\n", table.to_string());
 }
 
-/// What was read, and what became of it.
+/// The documents that were read, and their scores.
 struct Found {
   std::vector<TextScore> documents;
   TextScore all;

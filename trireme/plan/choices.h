@@ -197,7 +197,7 @@ enum class LossScaling { kAuto, kDynamic, kNone };
 template <>
 inline constexpr auto kNames<LossScaling> = std::to_array<std::string_view>({"auto", "dynamic", "none"});
 
-/// What is trained in place of a model's weights; kNone: the weights.
+/// The kind of adapter that is trained in place of a model's weights; kNone: the weights are.
 enum class AdapterKind { kNone, kLora };
 template <>
 inline constexpr auto kNames<AdapterKind> = std::to_array<std::string_view>({"none", "lora"});

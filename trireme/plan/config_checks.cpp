@@ -285,7 +285,7 @@ class Checker {
     }
   }
 
-  /// What ends a run must be measured in its course.
+  /// A loss that is to end a run must be measured in its course.
   void check_early_stop() const {
     const TrainConfig& train = config_.train;
     if (train.early_stop == 0) {

@@ -10,7 +10,7 @@ namespace trireme::plan {
 
 inline constexpr const char* kPeftConfig = "adapter_config.json";
 inline constexpr const char* kPeftWeights = "adapter_model.safetensors";
-/// What stands before the names of parameters: PEFT's own modules.
+/// The names of PEFT's own modules, which stand before those of parameters.
 inline constexpr const char* kPeftPrefix = "base_model.model.";
 
 /// The content of adapter_config.json for the adapters of `model`.

@@ -95,8 +95,8 @@ struct UnitBuffers {
   int64_t whole_bytes;            ///< of the parameters that come and go, or that stay
   int64_t shard_bytes;            ///< of what a rank keeps to be gathered
   int64_t exchanged_bytes;        ///< by all ranks of a shard, before the first gather after an update
-  /// Of parameters that are frozen for good: whole, and what a rank keeps where keeps_shard. They come and go
-  /// with the others.
+  /// Bytes of parameters that are frozen for good: whole, and of the shard that a rank keeps where
+  /// keeps_shard. They come and go with the others.
   int64_t frozen_bytes, frozen_shard_bytes;
 };
 

@@ -1,5 +1,5 @@
 #pragma once
-// What becomes of adapters (plan/adapter.h) when they leave a run: the weights that they make of the frozen
+// Adapters (plan/adapter.h) as they leave a run: the weights that they make of the frozen
 // ones, and files as PEFT has them.
 #include <string>
 

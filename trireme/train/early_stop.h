@@ -25,7 +25,8 @@ class EarlyStop {
   /// How the run ends; none: it goes on.
   std::optional<EarlyEnd> end() const;
 
-  /// What a checkpoint keeps: the validations before the save, of which that of the same step is none.
+  /// The state that a checkpoint keeps: the validations before the save, of which that of the same step is
+  /// none.
   nlohmann::json state() const;
   /// Goes on from there. Throws DataError naming `path` where it is none of ours.
   void restore(const nlohmann::json& state, const std::string& path);

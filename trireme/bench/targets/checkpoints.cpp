@@ -1,4 +1,4 @@
-// What saving costs the steps of a run.
+// The cost of saving, in the steps of a run.
 #include "trireme/bench/targets/families.h"
 
 namespace trireme::bench {

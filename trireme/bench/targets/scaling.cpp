@@ -1,4 +1,4 @@
-// The same step on more and more ranks, and more and more work on as many.
+// Strong scaling, one step on more and more ranks, and weak scaling, where each rank keeps its share of work.
 #include <fmt/format.h>
 
 #include "trireme/bench/targets/families.h"
