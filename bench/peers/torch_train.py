@@ -37,6 +37,19 @@ def to_float8(model: Model, recipe: str, head: bool, gathers_float8: bool) -> No
                                module_filter_fn=lambda _, name: head or "head" not in name)
 
 
+def add_adapters(model: Model, rank: int, dtype: torch.dtype) -> None:
+    """PEFT's LoRA on every linear layer of the blocks: the base in bf16 and frozen, adapters in `dtype`."""
+    from peft import LoraConfig, inject_adapter_in_model
+
+    model.to(torch.bfloat16)
+    inject_adapter_in_model(LoraConfig(r=rank, lora_alpha=2 * rank, lora_dropout=0.0,
+                                       target_modules=["qkv", "o", "up", "gate_up", "down"]), model)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_("lora_" in name)
+        if parameter.requires_grad:
+            parameter.data = parameter.data.to(dtype)
+
+
 def checkpoint_blocks(model: Model) -> None:
     from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
@@ -79,7 +92,7 @@ def wrap(model: Model, setup: Setup) -> nn.Module:
 
 
 def make_optimizer(net: nn.Module, setup: Setup) -> torch.optim.Optimizer:
-    arguments = adamw_arguments(setup, net.parameters())
+    arguments = adamw_arguments(setup, (p for p in net.parameters() if p.requires_grad))
     if setup.options.strategy != "zero1":
         return torch.optim.AdamW(**arguments)
     from torch.distributed.optim import ZeroRedundancyOptimizer
@@ -94,11 +107,14 @@ def train(setup: Setup) -> None:
     sharded = options.strategy.startswith("fsdp2")
     if options.fp8:
         to_float8(model, options.fp8, options.fp8_head, gathers_float8=sharded)
+    if options.lora:
+        # FSDP2 wants the parameters of a block in one dtype.
+        add_adapters(model, options.lora, torch.bfloat16 if sharded else torch.float32)
     if options.ac:
         checkpoint_blocks(model)
     if options.compile:
         for index, block in enumerate(model.blocks):
-            model.blocks[index] = torch.compile(block, fullgraph=not options.ac)
+            model.blocks[index] = torch.compile(block, fullgraph=not (options.ac or options.lora))
     if options.compile_loss:
         model.loss_of = torch.compile(model.loss_of, fullgraph=True)
     net = wrap(model, setup)
@@ -137,7 +153,7 @@ def train(setup: Setup) -> None:
 
     seconds, losses = run_steps(setup, optimizer.param_groups, train_step)
     peer = {"peer": "torch", "strategy": options.strategy, "fp8": options.fp8,
-            "fp8_head": options.fp8_head, "ac": options.ac,
+            "fp8_head": options.fp8_head, "ac": options.ac, "lora": options.lora,
             "sdpa": options.sdpa} | ({"saves": saver.finish()} if saver else {})
     report(setup, peer, parameters, seconds, losses)
 
@@ -151,6 +167,8 @@ def main() -> None:
     parser.add_argument("--whole", action="store_true",
                         help="compile the model and its loss as one (amp and ddp)")
     parser.add_argument("--ac", action="store_true", help="recompute each block")
+    parser.add_argument("--lora", type=int, default=0, metavar="RANK",
+                        help="train adapters of this rank, by PEFT, on frozen bf16 weights")
     parser.add_argument("--sdpa", default="", help="name of an SDPBackend")
     add_save_options(parser)
     options = parser.parse_args()

@@ -232,6 +232,33 @@ TEST(GpuRanks, TorchsOptimizersTrainOnesOwnModuleToTheSameBitsUnderEveryPolicy) 
   EXPECT_EQ(test::fork_ranks(2, body, 120.0), (std::vector<int>{0, 0}));
 }
 
+/// One parameter that takes long to gather.
+struct Wide : torch::nn::Module {
+  explicit Wide(const c10::Device& device) {
+    rows = register_parameter("rows", at::full({kRows, 1024}, 3.0, at::TensorOptions(device)));
+  }
+  static constexpr int64_t kRows = 256 * 1024;
+  at::Tensor rows;
+};
+
+TEST(GpuRanks, AModuleThatAnnouncesNothingFindsItsBucketsGatheredFromTheBeginning) {
+  if (test::count_gpus() < 2) GTEST_SKIP() << "two GPUs are needed";
+  Meshes meshes;
+  const auto body = [&](int64_t rank) {
+    test::Expectations expect;
+    for (const char* policy : {"zero1", "zero2"}) {
+      const comm::Mesh& mesh = meshes.of(rank, true);
+      Wide module(mesh.world->device());
+      const auto engine = data_parallel(module, mesh, {.policy = policy});
+      const at::NoGradGuard no_grad;
+      const at::Tensor of_others = module.rows.select(0, rank == 0 ? Wide::kRows - 1 : 0).clone();
+      expect.is_true(of_others.eq(3.0).all().item<bool>(), policy);
+    }
+    return expect.code();
+  };
+  EXPECT_EQ(test::fork_ranks(2, body, 120.0), (std::vector<int>{0, 0}));
+}
+
 bool is_gathered(nn::LanguageModel& model, const plan::UnitSpec& unit) {
   return has_storage(model.named_parameters()[unit.params.front().name]);
 }

@@ -64,6 +64,7 @@ DataParallel::DataParallel(torch::nn::Module& module, const std::vector<plan::Un
   const bool watches_buckets =
       use_from_ == UseFrom::kBuckets && options_.users_module && options_.compute != at::kFloat;
   if (use_from_ == UseFrom::kOperators || watches_buckets) watch_use();
+  unshard_held();
 }
 
 DataParallel::~DataParallel() {
