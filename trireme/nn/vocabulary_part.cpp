@@ -327,4 +327,54 @@ at::Tensor cut_cross_entropy(const at::Tensor& x, const at::Tensor& weight, cons
                                         joint, wants_gradient);
 }
 
+namespace {
+
+class CutLogitsFunction : public Function<CutLogitsFunction> {
+ public:
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& logits_in,
+                            const at::Tensor& targets_in, int64_t chunk_bytes, const JointPtr& joint) {
+    const at::Tensor logits = logits_in.reshape({-1, logits_in.size(-1)}).contiguous();
+    const at::Tensor targets = targets_in.reshape({-1}).contiguous();
+    const int64_t rows = logits.size(0);
+    const at::Tensor stats = at::empty({kStats, rows}, logits.options().dtype(at::kFloat));
+    in_chunks(chunk_bytes, logits, [&](int64_t from, int64_t count) {
+      powers_of(logits.narrow(0, from, count), targets.narrow(0, from, count), joint->first_word(),
+                stats.narrow(1, from, count), /*wanted=*/false);
+    });
+    const Totals totals = totals_of(joint->gather(stats).view({joint->size(), kStats, rows}), targets);
+    const at::Tensor kept = totals.kept.to(at::kFloat), scale = kept / kept.sum().clamp_min(1.0);
+    context->save_for_backward({logits, targets, at::stack({totals.most, totals.sum, scale})});
+    context->saved_data["first"] = joint->first_word();
+    context->saved_data["chunk_bytes"] = chunk_bytes;
+    context->saved_data["shape"] = logits_in.sizes().vec();
+    return mean_loss_of(totals);
+  }
+
+  static variable_list backward(AutogradContext* context, variable_list grads) {
+    refuse_create_graph("nn.cut_cross_entropy");
+    const variable_list saved = context->get_saved_variables();
+    const at::Tensor &logits = saved[0], &targets = saved[1];
+    const at::Tensor totals = saved[2].clone();
+    totals[2].mul_(grads[0]);
+    const at::Tensor gradient = at::empty_like(logits);
+    in_chunks(context->saved_data["chunk_bytes"].toInt(), logits, [&](int64_t from, int64_t count) {
+      gradient.narrow(0, from, count)
+          .copy_(logit_gradients(logits.narrow(0, from, count), targets.narrow(0, from, count),
+                                 context->saved_data["first"].toInt(),
+                                 totals.narrow(1, from, count).contiguous()));
+    });
+    return {gradient.view(context->saved_data["shape"].toIntVector()), {}, {}, {}};
+  }
+};
+
+}  // namespace
+
+at::Tensor cut_cross_entropy(const at::Tensor& logits, const LossTarget& target, const JointPtr& joint) {
+  const int64_t rows = logits.numel() / logits.size(-1);
+  TRIREME_CHECK(rows == target.targets.numel(),
+                "[nn.cut_cross_entropy] {} rows of logits, but {} targets; each row needs one target", rows,
+                target.targets.numel());
+  return CutLogitsFunction::apply(logits, target.targets, target.chunk_bytes, joint);
+}
+
 }  // namespace trireme::nn

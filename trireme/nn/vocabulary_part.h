@@ -51,4 +51,11 @@ at::Tensor joined_loss(const at::Tensor& stats, const at::Tensor& targets);
 at::Tensor cut_cross_entropy(const at::Tensor& x, const at::Tensor& weight, const LossTarget& target,
                              const JointPtr& joint);
 
+/// Mean cross-entropy of logits (..., R), this rank's part of the vocabulary, of fp32, bf16 or fp16, for
+/// targets (...) of all rows, which every rank has. Ranks exchange three numbers a row. Every rank gets the
+/// loss; backward takes a gradient that all ranks have. For backward the logits are kept in their dtype; what
+/// is made of them takes at most `target.chunk_bytes` at a time. Collective over the joint, in forward alone.
+/// Throws LogicError where there are not as many targets as rows, and DataError as join_vocabulary().
+at::Tensor cut_cross_entropy(const at::Tensor& logits, const LossTarget& target, const JointPtr& joint);
+
 }  // namespace trireme::nn

@@ -13,16 +13,16 @@ void check_alike(const std::vector<std::string>& lines, const std::exception_ptr
   const std::string mine = join(lines, "\n");
   const auto [upper, lower] = comm::in_halves(xxh3(mine));
   const auto rows =
-      comm::gather_or_throw(*mesh.dp, {upper, lower}, refusal, fmt::format("parallel.{}", operation));
+      comm::gather_or_throw(*mesh.stage, {upper, lower}, refusal, fmt::format("parallel.{}", operation));
   const auto other = std::ranges::find_if(rows, [&](const auto& rank) { return rank != rows.front(); });
   if (other == rows.end()) return;
-  const int64_t first_rank = mesh.dp->ranks().front(), rank = mesh.world->rank();
-  const std::string first = comm::text_of(*mesh.dp, 0, mine);
+  const int64_t first_rank = mesh.stage->ranks().front(), rank = mesh.world->rank();
+  const std::string first = comm::text_of(*mesh.stage, 0, mine);
   if (first == mine) {
     throw LogicError(
         "[parallel.{}] rank {} has a different module than rank {}, or different options; its message names "
         "the first difference",
-        operation, mesh.dp->ranks()[static_cast<size_t>(other - rows.begin())], rank);
+        operation, mesh.stage->ranks()[static_cast<size_t>(other - rows.begin())], rank);
   }
   const std::vector<std::string> others = split(first, '\n');
   const auto differs = std::ranges::mismatch(lines, others);

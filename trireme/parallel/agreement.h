@@ -9,8 +9,8 @@
 
 namespace trireme::parallel {
 
-/// The lines say what must be the same on all data-parallel ranks; `refusal` is why this rank does not go on,
-/// null: nothing. Collective over mesh.dp. Throws on all ranks as comm::throw_together() when
+/// The lines say what must be the same on all ranks of a stage; `refusal` is why this rank does not go on,
+/// null: nothing. Collective over mesh.stage. Throws on all ranks as comm::throw_together() when
 /// one refuses, and LogicError when lines differ, with the first difference on the ranks that differ from the
 /// first one. `operation` as "data_parallel".
 void check_alike(const std::vector<std::string>& lines, const std::exception_ptr& refusal,

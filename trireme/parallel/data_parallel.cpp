@@ -5,6 +5,7 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "trireme/base/error.h"
@@ -185,15 +186,43 @@ void DataParallel::check_output(const at::Tensor& output, bool is_loss) const {
         rank, fmt::join(output.sizes(), ", "));
 }
 
+/// Ranks along tp compute one loss. In a model of ours each differentiates it; in a module of a user
+/// (tensor_layers.h) gradients are shares, of which the first rank's is all of the loss.
+double DataParallel::loss_share() const {
+  return options_.users_module && mesh_.tp->rank() > 0 ? 0.0 : 1.0;
+}
+
+/// Once, since the host waits: a program that gives ranks along tp other data does so from the start.
+void DataParallel::check_alike_along_tp(const at::Tensor& loss) {
+  if (!options_.users_module || mesh_.tp->size() == 1 || loss_compared_) return;
+  loss_compared_ = true;
+  const auto losses = comm::gather_scalars(*mesh_.stage, {loss.item<double>()});
+  constexpr double kRounding = 1e-2;  // of kernels that add up in no fixed order, in bf16
+  const auto tp = static_cast<size_t>(mesh_.tp->size());
+  for (size_t rank = 0; rank < losses.size(); ++rank) {
+    const double first = losses[rank / tp * tp][0], other = losses[rank][0];
+    if (!(std::abs(other - first) > kRounding * std::abs(first))) continue;
+    throw LogicError(
+        "[parallel.backward] ranks {} and {} share layers along tp, but their losses are {} and {}; give "
+        "both "
+        "the same batch (by Mesh::dp_rank), seed dropout alike, and join split rows before a loss that is "
+        "not "
+        "VocabParallelCrossEntropy",
+        mesh_.stage->ranks()[rank / tp * tp], mesh_.stage->ranks()[rank], first, other);
+  }
+}
+
 void DataParallel::backward(const at::Tensor& loss, double weight) {
   check_output(loss, /*is_loss=*/true);
-  const double scale = begin_micro_batch(weight, loss.scalar_type());
+  check_alike_along_tp(loss);
+  const double scale = begin_micro_batch(weight, loss.scalar_type()) * loss_share();
   differentiate(loss, at::full_like(loss.detach(), scale), /*last=*/true);
 }
 
 void DataParallel::accumulate(const at::Tensor& loss, double weight) {
   check_output(loss, /*is_loss=*/true);
-  const double scale = begin_micro_batch(weight, loss.scalar_type());
+  check_alike_along_tp(loss);
+  const double scale = begin_micro_batch(weight, loss.scalar_type()) * loss_share();
   differentiate(loss, at::full_like(loss.detach(), scale), /*last=*/false);
 }
 

@@ -79,14 +79,15 @@ class DataParallel {
   /// stream waits for all reductions; where every rank then gathers the reduced gradient, step() waits for
   /// that. Throws LogicError for what is no loss with a graph, that names parameters without gradient or
   /// one that not all ranks have frozen (on a GPU in the next step), for a weight that is not 0 and not
-  /// within 1e-20 and 1e20, and when nobody has used the gradient of the step before. When the pass itself
-  /// throws, for whatever reason, the step is forgotten as by skip_step(): repeat it from its first
-  /// micro-batch, on all ranks. Collective.
+  /// within 1e-20 and 1e20, for losses that differ along tp, and when nobody has used the gradient of the
+  /// step before. When the pass itself throws, for whatever reason, the step is forgotten as by skip_step():
+  /// repeat it from its first micro-batch, on all ranks. Collective.
   void backward(const at::Tensor& loss, double weight = 1.0);
   /// What backward() and accumulate() multiply a loss of this dtype by before they differentiate it: the
   /// weight, divided by the number of ranks where gradients are means. Only parameters get the mean, once
   /// ranks have added up. Divide by it what a hook on an activation sees, the gradient of an input, or that
-  /// of a leaf outside of the module, to have what loss.backward() gives.
+  /// of a leaf outside of the module, to have what loss.backward() gives. Where layers are cut over ranks
+  /// along tp (tensor_layers.h), the sum over these ranks is meant.
   double loss_factor(double weight = 1.0, at::ScalarType loss = at::kFloat) const {
     return mean_.factor_of(weight, loss);
   }
@@ -382,6 +383,8 @@ class DataParallel {
   void follow_frozen(optim::Optimizer& optimizer);
   void abandon_step() noexcept;
   void check_output(const at::Tensor& output, bool is_loss) const;
+  double loss_share() const;
+  void check_alike_along_tp(const at::Tensor& loss);
   void check_usable() const;
   void check_not_evaluating(const char* operation) const;
   void agree_on_order();
@@ -406,6 +409,7 @@ class DataParallel {
   std::unique_ptr<nn::TouchWatch> touch_;
   bool params_marked_ = false;  ///< in touch_, not only pieces
   bool order_agreed_ = false;
+  bool loss_compared_ = false;  ///< among ranks along tp
 
   std::vector<size_t> current_;  ///< the units that operators use in forward; none before the first of a pass
   bool in_backward_ = false;

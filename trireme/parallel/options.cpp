@@ -59,7 +59,8 @@ const comm::Mesh& checked(const comm::Mesh& mesh, const std::vector<plan::UnitSp
       throw ConfigError(
           "[parallel.options] the mesh ({}) has {} ranks along tp, but parameter {} is not split along it, "
           "so "
-          "these ranks would train copies of one part; make the mesh with tp of 1",
+          "these ranks would train copies of one part; make the mesh with tp of 1, or cut the layers of a "
+          "module of yours with ColumnLinear and RowLinear (parallel/tensor_layers.h)",
           mesh.shape.to_string(), ranks, param.name);
     }
   }

@@ -364,8 +364,9 @@ void Pipeline::differentiate(StageAtWork& stage, const Action& action, const at:
   }
 }
 
-/// As the engines average, for a gradient that none of them has made of a loss.
+/// As the engines average, for a gradient that none of them has made of a loss. It counts once along tp.
 double Pipeline::loss_scale(double weight) const {
+  if (mesh_.tp->rank() > 0) return 0.0;
   const bool mean = options_.data_parallel.average == Average::kMean;
   return mean ? weight / static_cast<double>(stage_mesh_.dp->size()) : weight;
 }

@@ -17,6 +17,7 @@
 #include "trireme/checkpoint/safetensors.h"
 #include "trireme/comm/agree.h"
 #include "trireme/nn/torch_internals.h"
+#include "trireme/parallel/has_parts.h"
 #include "trireme/parallel/hook_state.h"
 #include "trireme/parallel/local_state.h"
 #include "trireme/parallel/module_parameters.h"
@@ -261,6 +262,12 @@ Notes load_state(DataParallel& engine, torch::optim::Optimizer& optimizer, const
 
 void save_weights(const torch::nn::Module& module, const std::string& path) {
   check_free(module);
+  if (const Parts parts = declared_parts(module); !parts.empty()) {
+    throw LogicError(
+        "[parallel.state_file] {} has a part of {} and not all of it, so no whole file can be made of it "
+        "here; wrap it and save the engine's weights",
+        module.name(), parts.begin()->first);
+  }
   ModuleBuffers all = module_buffers(module);
   for (const ModuleParameter& param : module_parameters(module)) {
     all.tensors.emplace_back(param.name, param.tensor.detach());
@@ -278,9 +285,14 @@ void load_weights(torch::nn::Module& module, const std::string& path, const Load
   check_free(module);
   StateReader reader(path);
   const auto params = module_parameters(module);
+  const Parts parts = declared_parts(module);
+  const auto part_of = [&](const ModuleParameter& param) {
+    const auto found = parts.find(param.name);
+    return found == parts.end() ? plan::Part() : found->second;
+  };
   for (const ModuleParameter& param : params) {
     check_writable(param.name, param.tensor, "parallel.state_file");
-    reader.want(param.name, param.tensor.sizes().vec(), param.tensor.scalar_type());
+    reader.want(param.name, part_of(param).whole_of(param.tensor.sizes().vec()), param.tensor.scalar_type());
     for (const std::string& alias : param.aliases) reader.allow_alias(alias, param.name);
   }
   reader.want_buffers(module);
@@ -288,7 +300,8 @@ void load_weights(torch::nn::Module& module, const std::string& path, const Load
   for (const ModuleParameter& param : params) {
     if (!reader.has(param.name)) continue;
     at::Tensor tensor = param.tensor;
-    tensor.copy_(reader.read(param.name));
+    const plan::Region region = part_of(param).region(tensor.sizes().vec(), {0, tensor.numel()});
+    tensor.copy_(reader.read(param.name, region).view(tensor.sizes()));
   }
   reader.read_buffers(module);
 }

@@ -10,6 +10,7 @@
 
 #include "trireme/base/error.h"
 #include "trireme/nn/autograd.h"
+#include "trireme/parallel/kept_group.h"
 
 namespace trireme::parallel {
 namespace {
@@ -109,12 +110,6 @@ struct Statistics {
   at::Tensor counts;      ///< values per channel, by rank: (n) fp64
 };
 
-/// Keeps a group in an autograd context.
-struct GroupHolder : torch::CustomClassHolder {
-  explicit GroupHolder(std::shared_ptr<comm::Group> held) : group(std::move(held)) {}
-  std::shared_ptr<comm::Group> group;
-};
-
 /// Differentiates through the statistics as functions of all ranks' x.
 class NormaliseFunction : public Function<NormaliseFunction> {
  public:
@@ -124,7 +119,7 @@ class NormaliseFunction : public Function<NormaliseFunction> {
                             const std::shared_ptr<comm::Group>& group) {
     const at::Tensor weight = weight_in.value_or(at::Tensor()), bias = bias_in.value_or(at::Tensor());
     context->save_for_backward({x, weight, bias, statistics.mean, statistics.rstd, statistics.counts});
-    context->saved_data["group"] = at::IValue::make_capsule(c10::make_intrusive<GroupHolder>(group));
+    keep_group(*context, group);
     return normalise(x, statistics.mean, statistics.rstd, as_float(weight), as_float(bias));
   }
 
@@ -148,8 +143,7 @@ class NormaliseFunction : public Function<NormaliseFunction> {
 
  private:
   static at::Tensor summed_over_ranks(AutogradContext& context, const at::Tensor& sums) {
-    const auto holder = context.saved_data["group"].toCapsule();
-    comm::Group& group = *static_cast<GroupHolder&>(*holder).group;
+    comm::Group& group = kept_group(context);
     const comm::Subject subject(group, "gradients of SyncBatchNorm");
     at::Tensor all = sums.clone();
     group.all_reduce(all, comm::ReduceOp::kSum);

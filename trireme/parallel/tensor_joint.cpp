@@ -56,7 +56,11 @@ nn::ContextPtr make_context(const comm::Mesh& mesh) {
 
 nn::JointPtr make_joint(const comm::Mesh& mesh, std::vector<int64_t> vocabulary) {
   if (mesh.tp->size() == 1) return nullptr;
-  return std::make_shared<TensorJoint>(mesh.tp, std::move(vocabulary));
+  return make_joint(mesh.tp, std::move(vocabulary));
+}
+
+nn::JointPtr make_joint(std::shared_ptr<comm::Group> group, std::vector<int64_t> vocabulary) {
+  return std::make_shared<TensorJoint>(std::move(group), std::move(vocabulary));
 }
 
 }  // namespace trireme::parallel

@@ -14,6 +14,8 @@ namespace trireme::parallel {
 /// the stream that computes, in the order of the passes, which is the same on all of these ranks. Activations
 /// travel in their own dtype, and are added up in fp32 in the order of ranks (tensor::redistribute()).
 nn::JointPtr make_joint(const comm::Mesh& mesh, std::vector<int64_t> vocabulary);
+/// The same for the ranks of a group, also for one of one rank.
+nn::JointPtr make_joint(std::shared_ptr<comm::Group> group, std::vector<int64_t> vocabulary);
 
 /// The context of a model whose sequences are split over the ranks of mesh.cp; null where there is one.
 nn::ContextPtr make_context(const comm::Mesh& mesh);

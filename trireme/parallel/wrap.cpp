@@ -15,6 +15,7 @@
 #include "trireme/base/utf8.h"
 #include "trireme/nn/torch_internals.h"
 #include "trireme/parallel/agreement.h"
+#include "trireme/parallel/has_parts.h"
 #include "trireme/parallel/module_parameters.h"
 #include "trireme/parallel/unit_choice.h"
 #include "trireme/plan/buckets.h"
@@ -35,6 +36,38 @@ std::vector<plan::ParamSpec> param_specs(const Module& module) {
   for (const ModuleParameter& param : module_parameters(module))
     specs.push_back(spec_of(param.name, param.tensor));
   return specs;
+}
+
+bool is_cut(const Parts& parts, const std::string& name) {
+  const auto found = parts.find(name);
+  return found != parts.end() && !found->second.is_whole();
+}
+
+void note_parts(std::vector<plan::UnitSpec>& units, const Parts& parts) {
+  for (plan::UnitSpec& unit : units) {
+    for (plan::ParamSpec& param : unit.params) {
+      if (const auto found = parts.find(param.name); found != parts.end()) param.part = found->second;
+    }
+  }
+}
+
+/// Buckets hold the same parameters on all ranks along tp, which add up the gradients of copies bucket by
+/// bucket: of parts, which may differ in size, they count equal shares.
+std::vector<plan::UnitSpec> buckets_of(const Module& module, const Parts& parts, const comm::Mesh& mesh,
+                                       int64_t element_bytes, int64_t cap_bytes) {
+  std::vector<plan::ParamSpec> specs = param_specs(module);
+  std::map<std::string, plan::Shape> shapes;
+  for (plan::ParamSpec& spec : specs) {
+    shapes[spec.name] = spec.shape;
+    if (is_cut(parts, spec.name))
+      spec.shape = {*plan::checked_numel(parts.at(spec.name).whole) / mesh.tp->size()};
+  }
+  std::vector<plan::UnitSpec> buckets = plan::make_buckets(specs, element_bytes, cap_bytes);
+  for (plan::UnitSpec& bucket : buckets) {
+    for (plan::ParamSpec& spec : bucket.params) spec.shape = shapes.at(spec.name);
+  }
+  note_parts(buckets, parts);
+  return buckets;
 }
 
 /// Before training, not at the first save. Throws LogicError for a name or a dtype that files of weights do
@@ -103,38 +136,34 @@ at::Tensor without_repeats(at::Tensor tensor) {
 }
 
 /// As bytes, so that tensors of every dtype travel.
-void broadcast_from_root(const at::Tensor& tensor, const comm::Mesh& mesh) {
+void broadcast_from_root(const at::Tensor& tensor, comm::Group& group) {
   if (tensor.numel() == 0) return;
   const at::NoGradGuard no_grad;
   const c10::InferenceMode as_it_was_made(tensor.is_inference());  // or nothing could be written to it
   const at::Tensor place = without_repeats(tensor.detach());
-  at::Tensor values = at::empty({place.numel()}, place.options().device(mesh.world->device()));
+  at::Tensor values = at::empty({place.numel()}, place.options().device(group.device()));
   values.copy_(place.reshape({-1}));
   at::Tensor bytes = values.view(at::kByte);
-  mesh.dp->broadcast(bytes, 0);
+  group.broadcast(bytes, 0);
   place.copy_(values.view(place.sizes()));
 }
 
 void broadcast_buffers(const Module& module, const comm::Mesh& mesh) {
   for (const auto& entry : module.named_buffers()) {
-    if (entry.value().defined()) broadcast_from_root(entry.value(), mesh);
+    if (entry.value().defined()) broadcast_from_root(entry.value(), *mesh.stage);
   }
 }
 
-/// A parameter's elements as rank 0 had them.
-Initializer values_of(const Module& module, const comm::Mesh& mesh) {
+/// A parameter's elements as rank 0 had them, or those of a part as the first rank that has the part.
+Initializer values_of(const Module& module, const Parts& parts, const comm::Mesh& mesh) {
   std::map<std::string, at::Tensor> values;
   for (const ModuleParameter& param : module_parameters(module)) {
-    broadcast_from_root(param.tensor, mesh);
+    broadcast_from_root(param.tensor, is_cut(parts, param.name) ? *mesh.dp : *mesh.stage);
     values.emplace(param.name, param.tensor.detach());
   }
   return [values](const std::string& name, const plan::Region& region, at::Tensor& out) {
-    at::Tensor box = values.at(name);
-    for (int64_t dim = 0; dim < box.dim(); ++dim) {
-      const auto at = static_cast<size_t>(dim);
-      box = box.narrow(dim, region.start[at], region.extent[at]);
-    }
-    out.copy_(box.reshape({-1}).narrow(0, region.range.begin, region.range.size()));
+    // The box of the region is what the module has.
+    out.copy_(values.at(name).reshape({-1}).narrow(0, region.range.begin, region.range.size()));
   };
 }
 
@@ -171,8 +200,16 @@ std::vector<std::string> description_of_buffers(const Module& module) {
   return lines;
 }
 
+/// What ranks along tp have of one parameter is the same but for where it begins, and its size.
+std::string shape_of(const ModuleParameter& param, const Parts& parts) {
+  if (!is_cut(parts, param.name)) return fmt::format("[{}]", fmt::join(param.tensor.sizes(), ", "));
+  const plan::Part& part = parts.at(param.name);
+  return fmt::format("a part of [{}]{}", fmt::join(part.whole, ", "),
+                     part.view.empty() ? "" : fmt::format(" as [{}]", fmt::join(part.view, ", ")));
+}
+
 /// All that must be the same on all ranks, a line each.
-std::vector<std::string> description_of(const Module& module, const WrapOptions& options,
+std::vector<std::string> description_of(const Module& module, const Parts& parts, const WrapOptions& options,
                                         const Options& engine) {
   const HookOptions& hook = engine.hook;
   std::vector<std::string> lines = {fmt::format(
@@ -182,10 +219,11 @@ std::vector<std::string> description_of(const Module& module, const WrapOptions&
       engine.overlap, engine.prefetch, static_cast<int>(engine.unused), static_cast<int>(engine.average),
       options.bucket_mib, options.min_unit_numel, join(options.blocks, ", "), hook.hook, hook.rank,
       hook.density, hook.start_step, hook.local_steps)};
-  for (const auto& [name, aliases, tensor] : module_parameters(module))
-    lines.push_back(fmt::format("parameter {} {}[{}]{}{}", name, c10::toString(tensor.scalar_type()),
-                                fmt::join(tensor.sizes(), ", "), tensor.requires_grad() ? "" : " frozen",
-                                aliases.empty() ? "" : " also " + join(aliases, ", ")));
+  for (const ModuleParameter& param : module_parameters(module))
+    lines.push_back(fmt::format("parameter {} {}{}{}{}", param.name,
+                                c10::toString(param.tensor.scalar_type()), shape_of(param, parts),
+                                param.tensor.requires_grad() ? "" : " frozen",
+                                param.aliases.empty() ? "" : " also " + join(param.aliases, ", ")));
   lines.push_back("no further parameter");
   for (std::string& line : description_of_buffers(module)) lines.push_back(std::move(line));
   return lines;
@@ -198,23 +236,45 @@ void move_buffers(Module& module, at::Device device) {
   }
 }
 
-/// Checks all that can be checked, on all ranks together, and gives the module's buffers rank 0's values.
-/// `check` is for what one kind of engine asks.
-Options prepare(Module& module, const comm::Mesh& mesh, const WrapOptions& options, const char* policy,
-                const char* operation, const std::function<void(const Options&)>& check) {
+/// Gradients that a hook makes smaller with what lies beside them differ on ranks along tp.
+void check_hook(const Options& engine, const comm::Mesh& mesh) {
+  using enum Hook;
+  const Hook hook = engine.hook.hook;
+  if (mesh.tp->size() == 1 || (hook != kInt8 && hook != kTopK && hook != kPowerSgd)) return;
+  throw ConfigError(
+      "[parallel.options] hook is {}, but with {} ranks along tp the copies of parameters would drift apart; "
+      "set it to none, fp16 or local_sgd",
+      hook, mesh.tp->size());
+}
+
+/// What a module becomes: how its engine works, and which parts of parameters it has.
+struct Prepared {
   Options engine;
+  Parts parts;
+};
+
+/// Checks all that can be checked, on all ranks together, and gives the module's buffers rank 0's values.
+/// `check` is for what one kind of engine asks, and says what else must be the same on all ranks.
+Prepared prepare(Module& module, const comm::Mesh& mesh, const WrapOptions& options, const char* policy,
+                 const char* operation,
+                 const std::function<std::vector<std::string>(const Options&)>& check) {
+  Prepared made;
   std::vector<std::string> lines;
   const auto refusal = error_of([&] {
     check_parameters(module, operation);
     check_buffers(module, operation);
-    engine = checked(engine_options(options, options.policy.empty() ? policy : options.policy, mesh));
-    check(engine);
-    lines = description_of(module, options, engine);
+    made.parts = parts_on(module, mesh);
+    made.engine = checked(engine_options(options, options.policy.empty() ? policy : options.policy, mesh));
+    check_hook(made.engine, mesh);
+    const std::vector<std::string> more = check(made.engine);
+    lines = description_of(module, made.parts, options, made.engine);
+    lines.insert(lines.end(), more.begin(), more.end());
   });
   check_alike(lines, refusal, mesh, operation);
-  move_buffers(module, engine.device);
+  check_cover(module, made.parts, mesh);
+  move_buffers(module, made.engine.device);
   broadcast_buffers(module, mesh);
-  return engine;
+  return made;
 }
 
 /// Rank 0 says what was made of the module.
@@ -268,25 +328,31 @@ std::vector<plan::UnitSpec> block_units(const Module& module, const std::vector<
 
 std::unique_ptr<DataParallel> data_parallel(Module& module, const comm::Mesh& mesh,
                                             const WrapOptions& options) {
-  const Options engine = prepare(module, mesh, options, "ddp", "data_parallel", [](const Options& made) {
-    if (made.policy.shard_parameters)
-      throw ConfigError(
-          "[parallel.data_parallel] {} shards parameters; use fully_shard, or ddp, zero1 or zero2",
-          made.policy.label());
-  });
-  const Initializer initializer = values_of(module, mesh);
-  const auto units = plan::make_buckets(param_specs(module), c10::elementSize(engine.compute),
-                                        plan::bucket_bytes(options.bucket_mib));
+  const auto no_shards = [](const Options& made) -> std::vector<std::string> {
+    if (!made.policy.shard_parameters) return {};
+    throw ConfigError(
+        "[parallel.data_parallel] {} shards parameters; use fully_shard, or ddp, zero1 or zero2",
+        made.policy.label());
+  };
+  const auto [engine, parts] = prepare(module, mesh, options, "ddp", "data_parallel", no_shards);
+  const Initializer initializer = values_of(module, parts, mesh);
+  const auto units = buckets_of(module, parts, mesh, static_cast<int64_t>(c10::elementSize(engine.compute)),
+                                plan::bucket_bytes(options.bucket_mib));
   return std::make_unique<DataParallel>(module, units, mesh, engine, initializer, UseFrom::kBuckets);
 }
 
 std::unique_ptr<DataParallel> fully_shard(Module& module, const comm::Mesh& mesh,
                                           const WrapOptions& options) {
   std::vector<plan::UnitSpec> units;
-  const Options engine = prepare(module, mesh, options, "fsdp", "fully_shard", [&](const Options&) {
+  const auto choose = [&](const Options&) {
     units = block_units(module, options.blocks, options.min_unit_numel);
-  });
-  const Initializer initializer = values_of(module, mesh);
+    std::vector<std::string> names;
+    for (const plan::UnitSpec& unit : units) names.push_back("unit " + unit.name);
+    return names;
+  };
+  const auto [engine, parts] = prepare(module, mesh, options, "fsdp", "fully_shard", choose);
+  note_parts(units, parts);
+  const Initializer initializer = values_of(module, parts, mesh);
   auto made = std::make_unique<DataParallel>(module, units, mesh, engine, initializer, UseFrom::kOperators);
   announce(*made, module, mesh);
   return made;

@@ -49,8 +49,8 @@ struct WrapOptions {
 /// ConfigError when the policy shards parameters, LogicError that names what the engine cannot take: a module
 /// that is wrapped already, parameters of several devices, of no floating dtype or fp64, memory of a
 /// parameter that another tensor has, what files of weights cannot hold, another module or other options than
-/// rank 0's; ConfigError for options out of their bounds and for ranks along tp or cp. What one rank refuses
-/// all do.
+/// rank 0's; ConfigError for options out of their bounds and for ranks along tp that share no layer
+/// (tensor_layers.h). What one rank refuses all do.
 std::unique_ptr<DataParallel> data_parallel(torch::nn::Module& module, const comm::Mesh& mesh,
                                             const WrapOptions& options = {});
 
