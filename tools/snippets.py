@@ -120,7 +120,7 @@ def main() -> int:
     options = parser.parse_args()
     sources, differing = Sources(options.root), []
     try:
-        for page in sorted((options.root / "docs").glob("*.md")):
+        for page in sorted((options.root / "docs").rglob("*.md")):
             text = page.read_text()
             wanted = rewritten(text, page.name, sources)
             if wanted != text:
@@ -133,7 +133,7 @@ def main() -> int:
         print(error, file=sys.stderr)
         return EXIT_USAGE
     for page in differing:
-        print(f"docs/{page.name}: {'differs from its sources; run tools/snippets.py' if options.check else 'written'}")
+        print(f"{page.relative_to(options.root)}: {'differs from its sources; run tools/snippets.py' if options.check else 'written'}")
     return EXIT_DIFFERS if differing and options.check else 0
 
 

@@ -46,7 +46,7 @@ build_consumer(plan -DCOMPONENTS=plan "-DTRIREME_TORCH_DIR=${WORK}/no torch here
 if(TORCH_ROOT)
   build_consumer(full "-DTRIREME_TORCH_DIR=${TORCH_ROOT}")
   run("${WORK}/full/full" "${WORK}/tensors.safetensors")
-  foreach(example own_module pipeline your_module)
+  foreach(example own_module own_tensor_parallel pipeline your_module)
     configure("${CMAKE_CURRENT_LIST_DIR}/../../examples/${example}" "${WORK}/${example}" "-DTRIREME_TORCH_DIR=${TORCH_ROOT}")
     run(${CMAKE_COMMAND} --build "${WORK}/${example}")
   endforeach()
@@ -54,6 +54,9 @@ if(TORCH_ROOT)
     set(launch "${moved}/bin/trireme" launch -n ${ranks})
     run(${launch} "${WORK}/own_module/own_module")
     run(${launch} "${WORK}/pipeline/pipeline")
+    # A file of one mesh is read on another.
+    run(${launch} "${WORK}/own_tensor_parallel/own_tensor_parallel" ${ranks} "${WORK}/tensor-parallel-${ranks}")
+    run(${launch} "${WORK}/own_tensor_parallel/own_tensor_parallel" 1 "${WORK}/tensor-parallel-${ranks}")
     # More stages than blocks, of which some have nothing to train; and a schedule that there is not.
     run(${launch} "${WORK}/pipeline/pipeline" looped_bfs 9)
     execute_process(COMMAND ${launch} "${WORK}/pipeline/pipeline" 2f2b RESULT_VARIABLE code ERROR_VARIABLE said)
