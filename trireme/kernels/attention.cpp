@@ -3,6 +3,7 @@
 #include <ATen/Parallel.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 #include <vector>
@@ -62,14 +63,14 @@ void multiply(float* c, int64_t c_stride, Left a, Right b, int64_t columns, int6
   if (first < columns) multiply_tile<1, kAdds>(c + first, c_stride, a, {b.data + first, b.stride}, inner);
 }
 
-/// One head's query, key or value, as it lies in a packed projection.
-struct HeadRows {
+/// One head's queries, keys or values.
+struct OneHead {
   const float* data;
   int64_t stride, count, width;
 };
 
 /// (count, padded) = scale * rows, with zeros beside them.
-void pack(float* to, const HeadRows& rows, int64_t padded, float scale = 1.0f) {
+void pack(float* to, const OneHead& rows, int64_t padded, float scale = 1.0f) {
   for (int64_t row = 0; row < rows.count; ++row, to += padded) {
     const float* const from = rows.data + row * rows.stride;
     for (int64_t i = 0; i < rows.width; ++i) to[i] = scale * from[i];
@@ -78,7 +79,7 @@ void pack(float* to, const HeadRows& rows, int64_t padded, float scale = 1.0f) {
 }
 
 /// (width, padded): the transpose of rows, with zeros beside it.
-void pack_transposed(float* to, const HeadRows& rows, int64_t padded) {
+void pack_transposed(float* to, const OneHead& rows, int64_t padded) {
   // Few rows at a time: of many that are a power of two apart, the first-level cache would lose some before
   // their next column.
   constexpr int64_t kAtOnce = 16;
@@ -123,8 +124,9 @@ Normaliser exponentiate(float* scores, int64_t count, int64_t columns) {
 }
 
 /// Scores to probabilities, and their gradient to that of the scores, both in place; zeros from `count` to
-/// `columns`.
-void differentiate(float* scores, float* grad, float log_sum, int64_t count, int64_t columns) {
+/// `columns`. `known_dot`: the sum of probability times gradient over all keys, where there are more.
+void differentiate(float* scores, float* grad, float log_sum, const float* known_dot, int64_t count,
+                   int64_t columns) {
   const int64_t whole = round_up(count, kLanes);
   std::fill(scores + count, scores + whole, kNothing);
   float dot = 0.0f;
@@ -133,132 +135,167 @@ void differentiate(float* scores, float* grad, float log_sum, int64_t count, int
     scores[i] = exp_approx(scores[i] - log_sum);
     dot += scores[i] * grad[i];
   }
+  if (known_dot != nullptr) dot = *known_dot;
 #pragma omp simd
   for (int64_t i = 0; i < whole; ++i) grad[i] = scores[i] * (grad[i] - dot);
   std::fill(scores + count, scores + columns, 0.0f);
   std::fill(grad + count, grad + columns, 0.0f);
 }
 
-/// Where the heads of one (batch, head) pair lie.
-struct Head {
-  Head(const AttentionSizes& sizes, int64_t batch, int64_t head)
-      : query(batch * sizes.length * sizes.row() + head * sizes.head_dim),
-        key(batch * sizes.length * sizes.row() +
-            (sizes.heads + head / (sizes.heads / sizes.kv_heads)) * sizes.head_dim),
-        value(key + sizes.kv_heads * sizes.head_dim),
-        out(batch * sizes.length * sizes.heads * sizes.head_dim + head * sizes.head_dim),
-        log_sums((batch * sizes.heads + head) * sizes.length) {}
-  int64_t query, key, value, out, log_sums;
-};
-
 /// Rows and columns of what a thread works on: those of the problem, up to whole tiles.
 struct Padded {
-  explicit Padded(const AttentionSizes& sizes)
-      : length(round_up(round_up(sizes.length, kRows), kLanes)), width(round_up(sizes.head_dim, kLanes)) {}
-  int64_t length, width;
+  explicit Padded(const AttentionPartSizes& sizes)
+      : queries(whole_tiles(sizes.queries)),
+        keys(whole_tiles(sizes.keys)),
+        width(round_up(sizes.head_dim, kLanes)) {}
+  static int64_t whole_tiles(int64_t rows) { return round_up(round_up(rows, kRows), kLanes); }
+  int64_t queries, keys, width;
 };
 
-float scale_of(const AttentionSizes& sizes) {
+float scale_of(const AttentionPartSizes& sizes) {
   return 1.0f / std::sqrt(static_cast<float>(sizes.head_dim));
 }
 
-class ForwardOfHead {
- public:
-  explicit ForwardOfHead(const AttentionSizes& sizes)
-      : sizes_(sizes),
-        padded_(sizes),
-        query_(padded_.length * padded_.width),
-        key_(sizes.head_dim * padded_.length),
-        value_(padded_.length * padded_.width),
-        scores_(kRows * padded_.length),
-        out_(kRows * padded_.width) {}
+/// Of the heads of one sequence.
+template <typename Float>
+Float* head_at(const HeadRows<Float>& rows, int64_t batch, int64_t head, const AttentionPartSizes& sizes) {
+  return rows.data + batch * rows.batch_stride + head * sizes.head_dim;
+}
+OneHead one_head(const HeadRows<const float>& rows, int64_t batch, int64_t head, int64_t count,
+                 const AttentionPartSizes& sizes) {
+  return {head_at(rows, batch, head, sizes), rows.stride, count, sizes.head_dim};
+}
 
-  void run(float* out, float* log_sums, const float* qkv, const Head& head) {
-    const auto [length, width] = padded_;
-    pack(query_.data(), rows_at(qkv + head.query), width, scale_of(sizes_));
-    pack_transposed(key_.data(), rows_at(qkv + head.key), length);
-    pack(value_.data(), rows_at(qkv + head.value), width);
-    const int64_t out_stride = sizes_.heads * sizes_.head_dim;
-    for (int64_t first = 0; first < sizes_.length; first += kRows) {
-      const int64_t rows = std::min(kRows, sizes_.length - first), seen = first + rows;
-      const int64_t columns = round_up(first + kRows, kLanes);
-      float* const scores = scores_.data();
-      multiply(scores, length, {query_.data() + first * width, width, 1}, {key_.data(), length}, columns,
-               sizes_.head_dim);
-      float factors[kRows];
-      for (int64_t row = 0; row < rows; ++row) {
-        const int64_t count = first + row + 1;
-        const Normaliser made = exponentiate(scores + row * length, count, columns);
-        log_sums[head.log_sums + first + row] = made.log_sum;
-        factors[row] = made.factor;
-      }
-      multiply(out_.data(), width, {scores, length, 1}, {value_.data(), width}, width, seen);
-      for (int64_t row = 0; row < rows; ++row) {
-        unpack(out + head.out + (first + row) * out_stride, out_stride, out_.data() + row * width, width, 1,
-               sizes_.head_dim, factors[row]);
-      }
-    }
+/// What a tile of queries sees, kRows from `first` on.
+class Mask {
+ public:
+  explicit Mask(const AttentionPartSizes& sizes) : sizes_(sizes), padded_keys_(Padded(sizes).keys) {}
+  /// Keys that `query` sees.
+  int64_t seen(int64_t query) const { return sizes_.is_causal ? query + 1 : sizes_.keys; }
+  /// Columns of the tile's scores, whole vectors of which some query sees some.
+  int64_t columns(int64_t first) const {
+    return sizes_.is_causal ? round_up(first + kRows, kLanes) : padded_keys_;
+  }
+  /// The first query from `first` on that sees keys of the tile from `key` on.
+  int64_t first_to_see(int64_t key, int64_t first) const {
+    return sizes_.is_causal ? std::max(first, key) : first;
   }
 
  private:
-  HeadRows rows_at(const float* data) const { return {data, sizes_.row(), sizes_.length, sizes_.head_dim}; }
+  const AttentionPartSizes& sizes_;
+  int64_t padded_keys_;
+};
 
-  const AttentionSizes& sizes_;
+class ForwardOfHead {
+ public:
+  explicit ForwardOfHead(const AttentionPartSizes& sizes)
+      : sizes_(sizes),
+        padded_(sizes),
+        mask_(sizes),
+        query_(padded_.queries * padded_.width),
+        key_(sizes.head_dim * padded_.keys),
+        value_(padded_.keys * padded_.width),
+        scores_(kRows * padded_.keys),
+        out_(kRows * padded_.width) {}
+
+  void run(const HeadRows<float>& out, float* log_sums, const AttentionPartInput& input, int64_t batch,
+           int64_t head) {
+    const int64_t kv_head = head / (sizes_.heads / sizes_.kv_heads), width = padded_.width;
+    pack(query_.data(), one_head(input.query, batch, head, sizes_.queries, sizes_), width, scale_of(sizes_));
+    pack_transposed(key_.data(), one_head(input.key, batch, kv_head, sizes_.keys, sizes_), padded_.keys);
+    pack(value_.data(), one_head(input.value, batch, kv_head, sizes_.keys, sizes_), width);
+    float* const to = head_at(out, batch, head, sizes_);
+    float* const sums = log_sums + (batch * sizes_.heads + head) * sizes_.queries;
+    for (int64_t first = 0; first < sizes_.queries; first += kRows)
+      run_rows(to + first * out.stride, out.stride, sums + first, first);
+  }
+
+ private:
+  /// Computes kRows queries from `first` on.
+  void run_rows(float* out, int64_t out_stride, float* log_sums, int64_t first) {
+    const int64_t width = padded_.width, length = padded_.keys;
+    const int64_t rows = std::min(kRows, sizes_.queries - first), columns = mask_.columns(first);
+    float* const scores = scores_.data();
+    multiply(scores, length, {query_.data() + first * width, width, 1}, {key_.data(), length}, columns,
+             sizes_.head_dim);
+    float factors[kRows];
+    for (int64_t row = 0; row < rows; ++row) {
+      const Normaliser made = exponentiate(scores + row * length, mask_.seen(first + row), columns);
+      log_sums[row] = made.log_sum;
+      factors[row] = made.factor;
+    }
+    multiply(out_.data(), width, {scores, length, 1}, {value_.data(), width}, width,
+             mask_.seen(first + rows - 1));
+    for (int64_t row = 0; row < rows; ++row) {
+      unpack(out + row * out_stride, out_stride, out_.data() + row * width, width, 1, sizes_.head_dim,
+             factors[row]);
+    }
+  }
+
+  const AttentionPartSizes& sizes_;
   Padded padded_;
-  Scratch query_, key_, value_;  ///< (T, width), (D, length), (T, width)
+  Mask mask_;
+  Scratch query_, key_, value_;  ///< (queries, width), (D, keys), (keys, width)
   Scratch scores_, out_;         ///< of kRows queries
+};
+
+/// What backward reads for each query of a head.
+struct QueryNumbers {
+  const float* log_sums;
+  const float* dots;  ///< nullptr: they follow from the keys
 };
 
 /// The backward pass of the query heads that share a key and a value.
 class BackwardOfGroup {
  public:
-  explicit BackwardOfGroup(const AttentionSizes& sizes)
+  explicit BackwardOfGroup(const AttentionPartSizes& sizes)
       : sizes_(sizes),
         padded_(sizes),
-        query_(padded_.length * padded_.width),
-        key_(padded_.length * padded_.width),
-        turned_key_(sizes.head_dim * padded_.length),
-        turned_value_(sizes.head_dim * padded_.length),
-        d_out_(padded_.length * padded_.width),
+        mask_(sizes),
+        query_(padded_.queries * padded_.width),
+        key_(padded_.keys * padded_.width),
+        turned_key_(sizes.head_dim * padded_.keys),
+        turned_value_(sizes.head_dim * padded_.keys),
+        d_out_(padded_.queries * padded_.width),
         d_query_(kRows * padded_.width),
-        d_key_(padded_.length * padded_.width),
-        d_value_(padded_.length * padded_.width),
-        probabilities_(kBlock * padded_.length),
-        d_scores_(kBlock * padded_.length) {}
+        d_key_(padded_.keys * padded_.width),
+        d_value_(padded_.keys * padded_.width),
+        probabilities_(kBlock * padded_.keys),
+        d_scores_(kBlock * padded_.keys) {}
 
-  void run(float* d_qkv, const float* d_out, const float* qkv, const float* log_sums, int64_t batch,
-           int64_t kv_head) {
-    const int64_t group = sizes_.heads / sizes_.kv_heads, row = sizes_.row(), width = padded_.width;
-    const Head shared(sizes_, batch, kv_head * group);
-    pack(key_.data(), rows_at(qkv + shared.key, row), width);
-    pack_transposed(turned_key_.data(), rows_at(qkv + shared.key, row), padded_.length);
-    pack_transposed(turned_value_.data(), rows_at(qkv + shared.value, row), padded_.length);
-    std::fill_n(d_key_.data(), padded_.length * width, 0.0f);
-    std::fill_n(d_value_.data(), padded_.length * width, 0.0f);
-    for (int64_t member = 0; member < group; ++member) {
-      const Head head(sizes_, batch, kv_head * group + member);
-      pack(query_.data(), rows_at(qkv + head.query, row), width, scale_of(sizes_));
-      pack(d_out_.data(), rows_at(d_out + head.out, sizes_.heads * sizes_.head_dim), width);
-      for (int64_t first = 0; first < sizes_.length; first += kBlock)
-        run_block(d_qkv + head.query, log_sums + head.log_sums, first);
+  void run(const AttentionPartGradient& gradient, const HeadRows<const float>& d_out,
+           const AttentionPartInput& input, const QueryNumbers& numbers, int64_t batch, int64_t kv_head) {
+    const int64_t group = sizes_.heads / sizes_.kv_heads, width = padded_.width;
+    const OneHead key = one_head(input.key, batch, kv_head, sizes_.keys, sizes_);
+    pack(key_.data(), key, width);
+    pack_transposed(turned_key_.data(), key, padded_.keys);
+    pack_transposed(turned_value_.data(), one_head(input.value, batch, kv_head, sizes_.keys, sizes_),
+                    padded_.keys);
+    std::fill_n(d_key_.data(), padded_.keys * width, 0.0f);
+    std::fill_n(d_value_.data(), padded_.keys * width, 0.0f);
+    for (int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head) {
+      pack(query_.data(), one_head(input.query, batch, head, sizes_.queries, sizes_), width,
+           scale_of(sizes_));
+      pack(d_out_.data(), one_head(d_out, batch, head, sizes_.queries, sizes_), width);
+      const int64_t place = (batch * sizes_.heads + head) * sizes_.queries;
+      const QueryNumbers its{numbers.log_sums + place, numbers.dots ? numbers.dots + place : nullptr};
+      for (int64_t first = 0; first < sizes_.queries; first += kBlock)
+        run_block(head_at(gradient.query, batch, head, sizes_), gradient.query.stride, its, first);
     }
-    unpack(d_qkv + shared.key, row, d_key_.data(), width, sizes_.length, sizes_.head_dim);
-    unpack(d_qkv + shared.value, row, d_value_.data(), width, sizes_.length, sizes_.head_dim);
+    unpack(head_at(gradient.key, batch, kv_head, sizes_), gradient.key.stride, d_key_.data(), width,
+           sizes_.keys, sizes_.head_dim);
+    unpack(head_at(gradient.value, batch, kv_head, sizes_), gradient.value.stride, d_value_.data(), width,
+           sizes_.keys, sizes_.head_dim);
   }
 
  private:
-  HeadRows rows_at(const float* data, int64_t stride) const {
-    return {data, stride, sizes_.length, sizes_.head_dim};
-  }
-
   /// For queries from `first` on, writes their gradients and adds to those of keys and values.
-  void run_block(float* d_query, const float* log_sums, int64_t first) {
-    const auto [length, width] = padded_;
-    const int64_t end = std::min(sizes_.length, first + kBlock);
-    for (int64_t row = first; row < end; row += kRows) run_rows(d_query, log_sums, first, row);
-    for (int64_t key = 0; key < end; key += kRows) {
-      const int64_t from = std::max(first, key),
-                    place = (from - first) * length + key;  // none before sees it
+  void run_block(float* d_query, int64_t stride, const QueryNumbers& numbers, int64_t first) {
+    const int64_t length = padded_.keys, width = padded_.width;
+    const int64_t end = std::min(sizes_.queries, first + kBlock), seen = mask_.seen(end - 1);
+    for (int64_t row = first; row < end; row += kRows) run_rows(d_query, stride, numbers, first, row);
+    for (int64_t key = 0; key < seen; key += kRows) {
+      const int64_t from = mask_.first_to_see(key, first), place = (from - first) * length + key;
       multiply<true>(d_value_.data() + key * width, width, {probabilities_.data() + place, 1, length},
                      {d_out_.data() + from * width, width}, width, end - from);
       multiply<true>(d_key_.data() + key * width, width, {d_scores_.data() + place, 1, length},
@@ -267,48 +304,89 @@ class BackwardOfGroup {
   }
 
   /// Computes kRows queries from `row` on, in a block that begins at `first`.
-  void run_rows(float* d_query, const float* log_sums, int64_t first, int64_t row) {
-    const auto [length, width] = padded_;
-    const int64_t rows = std::min(kRows, sizes_.length - row), columns = round_up(row + kRows, kLanes);
+  void run_rows(float* d_query, int64_t stride, const QueryNumbers& numbers, int64_t first, int64_t row) {
+    const int64_t length = padded_.keys, width = padded_.width;
+    const int64_t rows = std::min(kRows, sizes_.queries - row), columns = mask_.columns(row);
     float* const scores = probabilities_.data() + (row - first) * length;
     float* const d_scores = d_scores_.data() + (row - first) * length;
     multiply(scores, length, {query_.data() + row * width, width, 1}, {turned_key_.data(), length}, columns,
              sizes_.head_dim);
     multiply(d_scores, length, {d_out_.data() + row * width, width, 1}, {turned_value_.data(), length},
              columns, sizes_.head_dim);
-    for (int64_t r = 0; r < rows; ++r)
-      differentiate(scores + r * length, d_scores + r * length, log_sums[row + r], row + r + 1, columns);
-    multiply(d_query_.data(), width, {d_scores, length, 1}, {key_.data(), width}, width, row + rows);
-    unpack(d_query + row * sizes_.row(), sizes_.row(), d_query_.data(), width, rows, sizes_.head_dim,
-           scale_of(sizes_));
+    for (int64_t r = 0; r < rows; ++r) {
+      differentiate(scores + r * length, d_scores + r * length, numbers.log_sums[row + r],
+                    numbers.dots ? numbers.dots + row + r : nullptr, mask_.seen(row + r), columns);
+    }
+    multiply(d_query_.data(), width, {d_scores, length, 1}, {key_.data(), width}, width,
+             mask_.seen(row + rows - 1));
+    unpack(d_query + row * stride, stride, d_query_.data(), width, rows, sizes_.head_dim, scale_of(sizes_));
   }
 
-  const AttentionSizes& sizes_;
+  const AttentionPartSizes& sizes_;
   Padded padded_;
-  Scratch query_, key_;                ///< (length, width); queries times scale_of()
-  Scratch turned_key_, turned_value_;  ///< (D, length)
-  Scratch d_out_;                      ///< (length, width)
-  Scratch d_query_, d_key_, d_value_;  ///< (kRows, width), (length, width), (length, width)
-  Scratch probabilities_, d_scores_;   ///< (kBlock, length)
+  Mask mask_;
+  Scratch query_, key_;                ///< (queries, width) times scale_of(), (keys, width)
+  Scratch turned_key_, turned_value_;  ///< (D, keys)
+  Scratch d_out_;                      ///< (queries, width)
+  Scratch d_query_, d_key_, d_value_;  ///< (kRows, width), (keys, width), (keys, width)
+  Scratch probabilities_, d_scores_;   ///< (kBlock, keys)
 };
+
+/// The three kinds of heads of packed projections (B, T, row()).
+template <typename Float>
+std::array<HeadRows<Float>, 3> unpacked(Float* qkv, const AttentionSizes& sizes) {
+  const int64_t row = sizes.row(), key = sizes.heads * sizes.head_dim,
+                value = key + sizes.kv_heads * sizes.head_dim;
+  const auto at = [&](int64_t first) { return HeadRows<Float>{qkv + first, sizes.length * row, row}; };
+  return {at(0), at(key), at(value)};
+}
+
+AttentionPartInput packed_input(const float* qkv, const AttentionSizes& sizes) {
+  const auto [query, key, value] = unpacked(qkv, sizes);
+  return {query, key, value};
+}
+
+/// Outputs (B, T, H * head_dim).
+template <typename Float>
+HeadRows<Float> outputs(Float* data, const AttentionSizes& sizes) {
+  const int64_t row = sizes.heads * sizes.head_dim;
+  return {data, sizes.length * row, row};
+}
+
+AttentionPartSizes causal(const AttentionSizes& sizes) {
+  return {sizes.batch, sizes.length, sizes.length, sizes.heads, sizes.kv_heads, sizes.head_dim, true};
+}
 
 }  // namespace
 
-void attention_forward(float* out, float* log_sums, const float* qkv, const AttentionSizes& sizes) {
+void attention_part_forward(const HeadRows<float>& out, float* log_sums, const AttentionPartInput& input,
+                            const AttentionPartSizes& sizes) {
   at::parallel_for(0, sizes.batch * sizes.heads, 1, [&](int64_t begin, int64_t end) {
     ForwardOfHead forward(sizes);
     for (int64_t index = begin; index < end; ++index)
-      forward.run(out, log_sums, qkv, Head(sizes, index / sizes.heads, index % sizes.heads));
+      forward.run(out, log_sums, input, index / sizes.heads, index % sizes.heads);
   });
+}
+
+void attention_part_backward(const AttentionPartGradient& gradient, const HeadRows<const float>& d_out,
+                             const AttentionPartInput& input, const float* log_sums, const float* dots,
+                             const AttentionPartSizes& sizes) {
+  at::parallel_for(0, sizes.batch * sizes.kv_heads, 1, [&](int64_t begin, int64_t end) {
+    BackwardOfGroup backward(sizes);
+    for (int64_t index = begin; index < end; ++index)
+      backward.run(gradient, d_out, input, {log_sums, dots}, index / sizes.kv_heads, index % sizes.kv_heads);
+  });
+}
+
+void attention_forward(float* out, float* log_sums, const float* qkv, const AttentionSizes& sizes) {
+  attention_part_forward(outputs(out, sizes), log_sums, packed_input(qkv, sizes), causal(sizes));
 }
 
 void attention_backward(float* d_qkv, const float* d_out, const float* qkv, const float* log_sums,
                         const AttentionSizes& sizes) {
-  at::parallel_for(0, sizes.batch * sizes.kv_heads, 1, [&](int64_t begin, int64_t end) {
-    BackwardOfGroup backward(sizes);
-    for (int64_t index = begin; index < end; ++index)
-      backward.run(d_qkv, d_out, qkv, log_sums, index / sizes.kv_heads, index % sizes.kv_heads);
-  });
+  const auto [query, key, value] = unpacked(d_qkv, sizes);
+  attention_part_backward({query, key, value}, outputs(d_out, sizes), packed_input(qkv, sizes), log_sums,
+                          nullptr, causal(sizes));
 }
 
 }  // namespace trireme::kernels
