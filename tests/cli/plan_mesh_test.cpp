@@ -36,8 +36,27 @@ TEST(PlanMesh, SaysWhatRanksRead) {
   const auto& rank = json["ranks"][6];  // dp 1, cp 1, tp 0
   EXPECT_EQ(rank["dp_rank"], 1);
   EXPECT_EQ(rank["sequences"], nlohmann::json::array({4, 8}));
-  EXPECT_EQ(rank["tokens"], nlohmann::json::array({64, 128}));
+  EXPECT_EQ(rank["tokens"], nlohmann::json::parse("[[64, 128]]"));
   EXPECT_EQ(json["ranks"][7]["sequences"], rank["sequences"]);
+}
+
+TEST(PlanMesh, SaysWhichTokensRanksOfARingRead) {
+  const FrontProcess front;
+  const Words words = {"plan",
+                       "mesh",
+                       "-n",
+                       "2",
+                       "--device=cpu",
+                       "--model.preset=gpt-tiny",
+                       "--parallel.cp=2",
+                       "--parallel.cp_kind=ring"};
+  const auto json = front.run(words + Words{"--json"}).json();
+  EXPECT_EQ(json["cp_kind"], "ring");
+  EXPECT_EQ(json["ranks"][0]["tokens"], nlohmann::json::parse("[[0, 32], [96, 128]]"));
+  EXPECT_EQ(json["ranks"][1]["tokens"], nlohmann::json::parse("[[32, 64], [64, 96]]"));
+  const Outcome text = front.run(words);
+  EXPECT_TRUE(contains(text.out, "tokens 0 to 31 and 96 to 127 of each")) << text.out;
+  EXPECT_TRUE(contains(text.out, "keys and values go around")) << text.out;
 }
 
 TEST(PlanMesh, ComparesAllMeshesAndSaysWhyOthersAreRefused) {

@@ -258,8 +258,15 @@ TEST(ConfigErrors, DropoutIsForGpt2AndBelowOne) {
 
 TEST(ConfigErrors, AxesThatCannotBeCutAreRefused) {
   test::expect_mentions(of_overrides({"parallel.cp=3"}), {"parallel.cp=3", "use a divisor of the heads"});
-  test::expect_mentions(of_overrides({"parallel.tp=2", "parallel.cp=4"}),
-                        {"2 heads", "parallel.tp=2", "use a divisor of the heads"});
+  test::expect_mentions(of_overrides({"parallel.cp=3"}),
+                        {"ring attention with data.seq_len a multiple of 6"});
+  test::expect_mentions(of_overrides({"parallel.tp=2", "parallel.cp=4", "parallel.cp_kind=ulysses"}),
+                        {"2 heads", "parallel.tp=2", "use a divisor of the heads", "parallel.cp_kind=ring"});
+  EXPECT_EQ(of_overrides({"parallel.tp=2", "parallel.cp=4"}), "accepted");
+  EXPECT_EQ(of_overrides({"parallel.cp=3", "data.seq_len=96"}), "accepted");
+  test::expect_mentions(of_overrides({"parallel.cp=2", "parallel.cp_kind=ring", "data.seq_len=66"}),
+                        {"two pieces for each rank", "data.seq_len a multiple of 4"});
+  test::expect_mentions(of_overrides({"parallel.cp_kind=rings"}), {"parallel.cp_kind", "ring"});
   test::expect_mentions(of_overrides({"parallel.cp=2", "model.dropout=0.1"}),
                         {"parallel.cp=2", "set model.dropout to 0"});
   test::expect_mentions(of_overrides({"parallel.cp=4", "data.seq_len=34"}), {"data.seq_len a multiple of 4"});

@@ -11,6 +11,7 @@ namespace {
 
 struct Axes {
   int64_t pp, cp, tp;
+  plan::CpKind kind = plan::CpKind::kUlysses;
 };
 
 class GpuTensorParallel : public StagedTest, public ::testing::WithParamInterface<int64_t> {
@@ -32,6 +33,7 @@ class GpuTensorParallel : public StagedTest, public ::testing::WithParamInterfac
     config_.parallel.pp = axes.pp;
     config_.parallel.cp = axes.cp;
     config_.parallel.tp = axes.tp;
+    config_.parallel.cp_kind = axes.kind;
     recorder_ = {};
     train(options(), world);
     if (world->rank() != 0) return {};
@@ -42,8 +44,9 @@ class GpuTensorParallel : public StagedTest, public ::testing::WithParamInterfac
   }
 
   std::vector<Axes> meshes() const {
-    if (GetParam() == 2) return {{1, 1, 2}, {1, 2, 1}};
-    return {{1, 1, 4}, {1, 2, 2}, {2, 1, 2}, {1, 1, 2}};
+    constexpr plan::CpKind kRing = plan::CpKind::kRing;
+    if (GetParam() == 2) return {{1, 1, 2}, {1, 2, 1}, {1, 2, 1, kRing}};
+    return {{1, 1, 4}, {1, 2, 2}, {2, 1, 2}, {1, 1, 2}, {1, 4, 1, kRing}, {1, 2, 2, kRing}};
   }
 
   int run_cases(int64_t rank) {
@@ -62,7 +65,8 @@ class GpuTensorParallel : public StagedTest, public ::testing::WithParamInterfac
         const Outcome many = outcome_on(world, axes);
         if (rank == 0)
           expect_near(many, one,
-                      fmt::format("{}, pp {} cp {} tp {}", config_.model.family, axes.pp, axes.cp, axes.tp));
+                      fmt::format("{}, pp {} cp {} tp {}, {}", config_.model.family, axes.pp, axes.cp,
+                                  axes.tp, axes.kind));
       }
       compare_in_bf16(world, one);
     }
@@ -90,10 +94,12 @@ class GpuTensorParallel : public StagedTest, public ::testing::WithParamInterfac
                                                c10::Device(c10::kCUDA, 0), /*timeout_s=*/60.0),
                        {1, 1, 1});
     const Outcome many = outcome_on(world, {1, 1, 2});
+    const Outcome ring = outcome_on(world, {1, 2, 1, plan::CpKind::kRing});
     config_.precision.compute = plan::Dtype::kFp32;
     config_.memory.recompute = plan::Config().memory.recompute;
     if (world->rank() != 0) return;
     EXPECT_LE(distance(many, one), 1.5 * distance(one, exact)) << plan::name(config_.model.family);
+    EXPECT_LE(distance(ring, one), 1.5 * distance(one, exact)) << plan::name(config_.model.family);
     for (const auto& [name, weight] : one.weights) {
       if (!name.ends_with("c_proj.bias")) continue;
       EXPECT_LE((many.weights.at(name) - weight).norm().item<double>(), 0.2 * weight.norm().item<double>())

@@ -35,6 +35,8 @@ double distance(const Trained& one, const Trained& other) {
   return std::sqrt(difference / size);
 }
 
+constexpr plan::CpKind kCpKinds[] = {plan::CpKind::kUlysses, plan::CpKind::kRing};
+
 class TensorParallel : public Resume {
  protected:
   void SetUp() override {
@@ -113,7 +115,8 @@ TEST_F(TensorParallel, EveryMeshTrainsWhatOneProcessTrains) {
   }
 }
 
-/// Context parallelism: each rank has some tokens of each sequence, and attention exchanges them.
+/// Context parallelism: each rank has some tokens of each sequence, and attention exchanges them, or keys and
+/// values go around.
 TEST_F(TensorParallel, SequencesMayBeSplit) {
   struct Mesh {
     int64_t ranks, pp, dp_replicate, tp, cp;
@@ -127,9 +130,49 @@ TEST_F(TensorParallel, SequencesMayBeSplit) {
          {Mesh{2, 1, 1, 1, 2}, Mesh{4, 1, 1, 1, 4}, Mesh{4, 1, 1, 1, 2}, Mesh{4, 1, 2, 1, 2},
           Mesh{4, 1, 1, 2, 2}, Mesh{4, 2, 1, 1, 2}, Mesh{8, 2, 1, 2, 2}}) {
       on(mesh.pp, mesh.dp_replicate, mesh.tp, mesh.cp);
-      expect_alike(train_on(mesh.ranks), one,
-                   fmt::format("{} on {} ranks, pp {} tp {} cp {}", config_.model.family, mesh.ranks, mesh.pp,
-                               mesh.tp, mesh.cp));
+      for (const plan::CpKind kind : kCpKinds) {
+        config_.parallel.cp_kind = kind;
+        expect_alike(train_on(mesh.ranks), one,
+                     fmt::format("{} on {} ranks, pp {} tp {} cp {}, {}", config_.model.family, mesh.ranks,
+                                 mesh.pp, mesh.tp, mesh.cp, kind));
+      }
+    }
+  }
+}
+
+/// No heads are shared out, so there may be any number of them.
+TEST_F(TensorParallel, RingsTakeHeadsThatRanksCannotShare) {
+  config_.model.d_model = 24;
+  config_.model.n_heads = config_.model.n_kv_heads = 3;
+  config_.train.micro_batch = 2;
+  for (const bool llama : {false, true}) {
+    if (llama) {
+      use_llama();
+      config_.model.n_kv_heads = 1;
+    }
+    on(1, 1, 1);
+    const Trained one = train_on(1);
+    for (const int64_t cp : {2, 4}) {
+      on(1, 1, 1, cp);  // auto
+      expect_alike(train_on(cp), one, fmt::format("{}, cp {}", config_.model.family, cp));
+    }
+  }
+}
+
+/// Adam divides rounding by small gradients; without it weights follow as closely as losses.
+TEST_F(TensorParallel, SplitSequencesFollowOneProcessCloselyBySgd) {
+  use_llama();
+  config_.train.micro_batch = 2;
+  config_.optim = {.name = plan::OptimizerName::kSgd, .lr = 0.05};
+  on(1, 1, 1);
+  const Trained one = train_on(1);
+  for (const plan::CpKind kind : kCpKinds) {
+    config_.parallel.cp_kind = kind;
+    for (const int64_t cp : {2, 4}) {
+      on(1, 1, 1, cp);
+      const Trained split = train_on(cp);
+      expect_alike(split, one, fmt::format("cp {}, {}", cp, kind));
+      EXPECT_LE(distance(split, one), 1e-5) << cp << " " << plan::name(kind);
     }
   }
 }
@@ -138,19 +181,23 @@ TEST_F(TensorParallel, SplitSequencesLeaveAllPoliciesAndRecomputationsWithTheSam
   use_llama();
   config_.train.micro_batch = 2;
   on(1, 1, 1, 2);
-  std::set<std::string> digests;
-  for (const plan::PolicyName policy :
-       {plan::PolicyName::kDdp, plan::PolicyName::kZero2, plan::PolicyName::kFsdp}) {
-    for (const plan::Recompute recompute :
-         {plan::Recompute::kNone, plan::Recompute::kBlock, plan::Recompute::kAllButAttention}) {
-      config_.parallel.policy = policy;
-      config_.memory.recompute = recompute;
-      const Trained trained = train_on(4);
-      digests.insert(trained.digest);
-      EXPECT_EQ(trained.sent, trained.predicted) << plan::name(policy) << " " << plan::name(recompute);
+  for (const plan::CpKind kind : kCpKinds) {
+    config_.parallel.cp_kind = kind;
+    std::set<std::string> digests;
+    for (const plan::PolicyName policy :
+         {plan::PolicyName::kDdp, plan::PolicyName::kZero2, plan::PolicyName::kFsdp}) {
+      for (const plan::Recompute recompute :
+           {plan::Recompute::kNone, plan::Recompute::kBlock, plan::Recompute::kAllButAttention}) {
+        config_.parallel.policy = policy;
+        config_.memory.recompute = recompute;
+        const Trained trained = train_on(4);
+        digests.insert(trained.digest);
+        EXPECT_EQ(trained.sent, trained.predicted)
+            << plan::name(policy) << " " << plan::name(recompute) << " " << plan::name(kind);
+      }
     }
+    EXPECT_EQ(digests.size(), 1u) << plan::name(kind);
   }
-  EXPECT_EQ(digests.size(), 1u);
 }
 
 TEST_F(TensorParallel, TiedAndUntiedWordsAreSharedOut) {
@@ -281,6 +328,11 @@ TEST_F(TensorParallel, TrainsInFewBits) {
     EXPECT_EQ(two.sent, two.predicted) << plan::name(recipe);
     EXPECT_LE(distance(two, one), 1.5 * distance(one, exact)) << plan::name(recipe);
     EXPECT_LE(distance(two, exact), 1.5 * distance(one, exact)) << plan::name(recipe);
+    on(1, 1, 1, 2);
+    config_.parallel.cp_kind = plan::CpKind::kRing;
+    const Trained ring = train_on(2);
+    EXPECT_EQ(ring.sent, ring.predicted) << plan::name(recipe);
+    EXPECT_LE(distance(ring, one), 1.5 * distance(one, exact)) << plan::name(recipe);
   }
 }
 

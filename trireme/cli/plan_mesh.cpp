@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <string>
 #include <vector>
 
 #include "trireme/base/terminal.h"
@@ -14,6 +15,7 @@
 #include "trireme/cli/words.h"
 #include "trireme/plan/mesh_choices.h"
 #include "trireme/plan/mesh_groups.h"
+#include "trireme/plan/token_split.h"
 #include "trireme/report/table.h"
 
 namespace trireme::cli {
@@ -44,14 +46,14 @@ int64_t along(const MeshShape::Coordinates& at, Axis axis) {
 
 /// What a rank reads in each step.
 struct Reads {
-  plan::Range sequences, tokens;
+  plan::Range sequences;
+  std::vector<plan::Range> tokens;
 };
 
 Reads reads_of(const RunPlan& run, const plan::Config& config, int64_t rank) {
   const int64_t share = run.batch.global_batch / run.batch.dp_size, first = run.mesh.dp_rank(rank) * share;
-  const int64_t length = config.data.seq_len / run.mesh.size(Axis::kCp);
-  const int64_t token = length * along(run.mesh.coordinates(rank), Axis::kCp);
-  return {{first, first + share}, {token, token + length}};
+  const plan::TokenSplit tokens = plan::token_split(config, along(run.mesh.coordinates(rank), Axis::kCp));
+  return {{first, first + share}, tokens.ranges(config.data.seq_len)};
 }
 
 std::string reads_text(const RunPlan& run, const plan::Config& config, int64_t rank) {
@@ -59,9 +61,11 @@ std::string reads_text(const RunPlan& run, const plan::Config& config, int64_t r
   const bool images = plan::reads_images(config.model.family);
   std::string text = fmt::format("{} {} to {} of {}", images ? "images" : "sequences", reads.sequences.begin,
                                  reads.sequences.end - 1, run.batch.global_batch);
-  if (run.mesh.size(Axis::kCp) > 1)
-    text += fmt::format(", tokens {} to {} of each", reads.tokens.begin, reads.tokens.end - 1);
-  return text;
+  if (run.mesh.size(Axis::kCp) == 1) return text;
+  std::vector<std::string> pieces;
+  for (const plan::Range& range : reads.tokens)
+    pieces.push_back(fmt::format("{} to {}", range.begin, range.end - 1));
+  return text + fmt::format(", tokens {} of each", join(pieces, " and "));
 }
 
 /// "0: root to transformer.h.1".
@@ -147,12 +151,21 @@ std::string groups_table(const MeshShape& mesh, int64_t columns) {
   return "\n" + table.to_string(columns);
 }
 
+/// How ranks along cp attend to tokens of others.
+std::string context_text(const plan::Config& config) {
+  const plan::CpKind kind = plan::settled_cp_kind(config);
+  return fmt::format("{} (parallel.cp_kind={}): {}", kind, config.parallel.cp_kind,
+                     kind == plan::CpKind::kRing ? "keys and values go around the ranks along cp"
+                                                 : "ranks along cp exchange tokens for heads");
+}
+
 std::string mesh_text(const RunPlan& run, const plan::Config& config, int64_t columns) {
   report::Table table({{"mesh"}, {config.name}});
   table.add_row({"ranks", fmt::format("{} on {}, {}", run.ranks, run.device, run.mesh.to_string())});
   table.add_row({"batch", fmt::format("{} = {} micro-batch x {} micro-batches x {} data-parallel ranks",
                                       run.batch.global_batch, run.batch.micro_batch, run.batch.accumulation,
                                       run.batch.dp_size)});
+  if (config.parallel.cp > 1) table.add_row({"attention", context_text(config)});
   return table.to_string(columns) + "\n" + ranks_table(run, config, columns) +
          groups_table(run.mesh, columns);
 }
@@ -165,11 +178,13 @@ MeshJson mesh_json(const RunPlan& run, const plan::Config& config) {
     for (size_t axis = 0; axis < plan::kAxes; ++axis)
       coordinates[std::string(plan::kAxisNames[axis])] = at[axis];
     const Reads reads = reads_of(run, config, rank);
+    MeshJson tokens = MeshJson::array();
+    for (const plan::Range& range : reads.tokens) tokens.push_back({range.begin, range.end});
     ranks.push_back({{"rank", rank},
                      {"coordinates", coordinates},
                      {"dp_rank", run.mesh.dp_rank(rank)},
                      {"sequences", {reads.sequences.begin, reads.sequences.end}},
-                     {"tokens", {reads.tokens.begin, reads.tokens.end}},
+                     {"tokens", tokens},
                      {"stages", stages_of_rank(run, rank)}});
   }
   for (const plan::MeshGroups& kind : plan::mesh_groups(run.mesh)) {
@@ -177,11 +192,13 @@ MeshJson mesh_json(const RunPlan& run, const plan::Config& config) {
     for (const Axis axis : kind.axes) axes.push_back(plan::kAxisNames[static_cast<size_t>(axis)]);
     groups.push_back({{"name", kind.name}, {"axes", axes}, {"purpose", kind.purpose}, {"ranks", kind.ranks}});
   }
-  return {{"schema", "trireme.mesh/1"},
-          {"name", config.name},
-          {"mesh", run.mesh.to_string()},
-          {"ranks", ranks},
-          {"groups", groups}};
+  return {
+      {"schema", "trireme.mesh/1"},
+      {"name", config.name},
+      {"mesh", run.mesh.to_string()},
+      {"cp_kind", config.parallel.cp > 1 ? MeshJson(plan::name(plan::settled_cp_kind(config))) : MeshJson()},
+      {"ranks", ranks},
+      {"groups", groups}};
 }
 
 plan::RankSpeed speed_for(const MeshOptions& options, plan::Device device) {
@@ -240,8 +257,11 @@ std::string choices_table(const std::vector<MeshChoice>& choices, int64_t memory
     row.push_back(fmt::format("{} x {}", choice.batch.accumulation, choice.batch.micro_batch));
     row.push_back(bytes_text(choice.needed.peak()));
     row.emplace_back(memory == 0 ? "-" : choice.fits(memory) ? "yes" : "no");
-    for (const int64_t bytes : {choice.sent.data, choice.sent.tp, choice.sent.cp, choice.sent.stages})
-      row.push_back(none_or_bytes(bytes));
+    const bool ring = choice.mesh.size(Axis::kCp) > 1 && choice.cp_kind == plan::CpKind::kRing;
+    row.push_back(none_or_bytes(choice.sent.data));
+    row.push_back(none_or_bytes(choice.sent.tp));
+    row.push_back(none_or_bytes(choice.sent.cp) + (ring ? " (ring)" : ""));
+    row.push_back(none_or_bytes(choice.sent.stages));
     row.push_back(choice.mesh.size(Axis::kPp) == 1 ? "-" : percent(choice.idle));
     row.push_back(percent(choice.lost()));
     row.push_back(seconds_text(choice.seconds()));
@@ -293,6 +313,7 @@ MeshJson choice_json(const MeshChoice& choice, int64_t memory) {
     return row;
   }
   row["fits"] = memory == 0 ? MeshJson() : MeshJson(choice.fits(memory));
+  if (choice.mesh.size(Axis::kCp) > 1) row["cp_kind"] = plan::name(choice.cp_kind);
   row["micro_batch"] = choice.batch.micro_batch;
   row["micro_batches"] = choice.batch.accumulation;
   row["peak_bytes"] = choice.needed.peak();

@@ -42,14 +42,6 @@ void rotate(at::Tensor& packed, const AttentionShape& shape, const at::Tensor& c
   kernels::rope_inplace(packed, cosine, sine, shape.heads + shape.kv_heads, shape.head_dim, direction);
 }
 
-/// The result of `compute`, or that of an earlier call if `kept` has it.
-template <typename Compute>
-variable_list kept_or_computed(KeptAttention* kept, const Compute& compute) {
-  if (kept == nullptr) return compute();
-  if (!kept->tensors.empty()) return std::exchange(kept->tensors, {});
-  return kept->tensors = compute();
-}
-
 /// Our own kernel on the packed projection, in fp32 whatever the dtype of that.
 class CpuAttentionFunction : public Function<CpuAttentionFunction> {
  public:

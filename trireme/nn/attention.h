@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace trireme::nn {
@@ -60,6 +61,13 @@ bool repeats_bits(AttentionBackend backend, int64_t length);
 struct KeptAttention {
   std::vector<at::Tensor> tensors;  ///< the output, and what the backend needs beside it
 };
+/// The result of `compute`, or that of an earlier call if `kept` has it.
+template <typename Compute>
+std::vector<at::Tensor> kept_or_computed(KeptAttention* kept, const Compute& compute) {
+  if (kept == nullptr) return compute();
+  if (!kept->tensors.empty()) return std::exchange(kept->tensors, {});
+  return kept->tensors = compute();
+}
 
 /// qkv (B, T, (heads + 2 kv_heads) * head_dim), query | key | value heads -> (B, T, heads * head_dim).
 /// `rope` may hold undefined tensors: no rotation. qkv is consumed: its memory may be overwritten.

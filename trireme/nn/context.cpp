@@ -19,12 +19,11 @@ at::Tensor by_rank(const at::Tensor& x, int64_t heads, int64_t ranks) {
 
 }  // namespace
 
-at::Tensor attention_in_context(const at::Tensor& qkv, const AttentionShape& shape, const RopeTable& rope,
-                                double dropout, KeptAttention* kept, const ContextPtr& context) {
-  if (!context) return causal_attention(qkv, shape, rope, dropout, kept);
+at::Tensor UlyssesContext::attend(const at::Tensor& qkv, const AttentionShape& shape, const RopeTable& rope,
+                                  double dropout, KeptAttention* kept) const {
   const auto [heads, kv_heads, head_dim] = shape;
-  const int64_t ranks = context->size();
-  TRIREME_CHECK(heads % ranks == 0 && (kv_heads % ranks == 0 || ranks % kv_heads == 0),
+  const int64_t ranks = size();
+  TRIREME_CHECK(plan::can_share_heads(heads, kv_heads, ranks),
                 "[nn.attention_in_context] {} ranks cannot share {} heads and {} key and value heads", ranks,
                 heads, kv_heads);
   const auto parts = qkv.split_with_sizes({heads * head_dim, kv_heads * head_dim, kv_heads * head_dim}, 2);
@@ -32,8 +31,34 @@ at::Tensor attention_in_context(const at::Tensor& qkv, const AttentionShape& sha
                                    by_rank(parts[2], kv_heads, ranks)},
                                   3);
   const AttentionShape mine{heads / ranks, std::max<int64_t>(1, kv_heads / ranks), head_dim};
-  const at::Tensor made = causal_attention(context->exchange_tokens(sent), mine, rope, dropout, kept);
-  return context->exchange_heads(made).flatten(2, 3);
+  const at::Tensor made = causal_attention(exchange_tokens(sent), mine, rope, dropout, kept);
+  return exchange_heads(made).flatten(2, 3);
+}
+
+at::Tensor attention_in_context(const at::Tensor& qkv, const AttentionShape& shape, const RopeTable& rope,
+                                double dropout, KeptAttention* kept, const ContextPtr& context) {
+  return context ? context->attend(qkv, shape, rope, dropout, kept)
+                 : causal_attention(qkv, shape, rope, dropout, kept);
+}
+
+at::Tensor rows_of(const at::Tensor& x, const std::vector<plan::Range>& ranges, int64_t dim) {
+  std::vector<at::Tensor> rows;
+  for (const plan::Range& range : ranges) rows.push_back(x.narrow(dim, range.begin, range.size()));
+  return rows.size() == 1 ? rows.front() : at::cat(rows, dim);
+}
+
+at::Tensor tokens_of(const at::Tensor& x, const plan::TokenSplit& split) {
+  return rows_of(x, split.ranges(x.size(1)), 1);
+}
+
+at::Tensor in_order(const at::Tensor& x, const plan::TokenSplit& split) {
+  at::Tensor ordered = at::empty_like(x);
+  int64_t first = 0;
+  for (const plan::Range& range : split.of_all_ranks(x.size(1))) {
+    ordered.narrow(1, range.begin, range.size()).copy_(x.narrow(1, first, range.size()));
+    first += range.size();
+  }
+  return ordered;
 }
 
 }  // namespace trireme::nn

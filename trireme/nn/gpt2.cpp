@@ -96,14 +96,26 @@ Gpt2::Gpt2(const plan::ModelConfig& config) : dropout_(config.dropout) {
   }
 }
 
+namespace {
+
+/// The numbers of this rank's rows of tokens (B, T) within sequences of which these have the places `mine`.
+at::Tensor places_of(const at::Tensor& tokens, const std::vector<plan::Range>& mine, const Joint& joint) {
+  std::vector<at::Tensor> places;
+  for (const plan::Range& range : mine)
+    places.push_back(at::arange(range.begin, range.end, tokens.options()));
+  return at::cat(places).take(nn::positions(tokens, joint));
+}
+
+}  // namespace
+
 at::Tensor Gpt2::embedded(const at::Tensor& tokens) {
-  const int64_t length = tokens.size(1), first = first_position(length);
+  const std::vector<plan::Range> mine = positions(tokens.size(1));
   TRIREME_CHECK(
-      first + length <= positions_->weight.size(0),
+      mine.back().end <= positions_->weight.size(0),
       "[nn.gpt2] a sequence of {} tokens is longer than the model's {} positions; raise model.max_seq_len",
-      first + length, positions_->weight.size(0));
-  const at::Tensor places = joint() ? positions_->forward(positions(tokens, *joint()) + first)
-                                    : positions_->weight.narrow(0, first, length);
+      mine.back().end, positions_->weight.size(0));
+  const at::Tensor places =
+      joint() ? positions_->forward(places_of(tokens, mine, *joint())) : rows_of(positions_->weight, mine, 0);
   const at::Tensor x = tokens_->forward(tokens, joint()) + places;
   return dropout_ > 0.0 && is_training() ? at::dropout(x, dropout_, true) : x;
 }

@@ -118,8 +118,11 @@ class Model : public torch::nn::Module {
   int64_t length_of(const at::Tensor& x) const {
     return x.size(1) * (joint_ ? joint_->size() : 1) * (context_ ? context_->size() : 1);
   }
-  /// The place in its sequence of the first of `length` tokens that this rank has.
-  int64_t first_position(int64_t length) const { return context_ ? context_->rank() * length : 0; }
+  /// Where the `length` tokens that this rank has of a sequence lie in it.
+  std::vector<plan::Range> positions(int64_t length) const {
+    return context_ ? context_->tokens().ranges(length * context_->size())
+                    : std::vector{plan::Range{0, length}};
+  }
   /// How the head is multiplied; none: in the dtype of its weight.
   std::optional<Fp8Recipe> head_fp8() const { return is_training() && fp8_head_ ? fp8_ : std::nullopt; }
 

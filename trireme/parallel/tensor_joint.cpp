@@ -4,6 +4,8 @@
 
 #include <utility>
 
+#include "trireme/nn/ring_attention.h"
+#include "trireme/parallel/side_stream.h"
 #include "trireme/tensor/redistribute.h"
 
 namespace trireme::parallel {
@@ -28,10 +30,10 @@ class TensorJoint final : public nn::Joint {
   std::shared_ptr<comm::Group> group_;
 };
 
-class ExchangedContext final : public nn::Context {
+class ExchangedContext final : public nn::UlyssesContext {
  public:
-  explicit ExchangedContext(std::shared_ptr<comm::Group> group)
-      : Context(group->rank(), group->size()), group_(std::move(group)) {}
+  ExchangedContext(std::shared_ptr<comm::Group> group, const plan::TokenSplit& tokens)
+      : UlyssesContext(tokens), group_(std::move(group)) {}
 
   at::Tensor exchange_tokens(const at::Tensor& x) const override {
     return tensor::redistribute(x, kByToken, kByRank, group_).squeeze(2);
@@ -47,11 +49,37 @@ class ExchangedContext final : public nn::Context {
   std::shared_ptr<comm::Group> group_;
 };
 
+/// Sends are not enqueued together, so ranks that receive first keep a ring of blocking sends going.
+class GroupRing final : public nn::RingContext {
+ public:
+  GroupRing(std::shared_ptr<comm::Group> group, const plan::TokenSplit& tokens, bool overlap)
+      : RingContext(tokens), group_(std::move(group)), side_(group_->device(), overlap) {}
+
+  Arrival pass_on(const at::Tensor& mine, at::Tensor& theirs) const override {
+    const SideStream::Event done = side_.run([&] { exchange(mine, theirs); });
+    return [this, done] { side_.wait(done); };
+  }
+
+ private:
+  void exchange(const at::Tensor& mine, at::Tensor& theirs) const {
+    const comm::Subject subject(*group_, "keys and values of ring attention");
+    const int64_t ranks = group_->size(), rank = group_->rank();
+    const int64_t next = (rank + 1) % ranks, before = (rank + ranks - 1) % ranks;
+    if (rank % 2 == 0) group_->send(mine, next);
+    group_->recv(theirs, before);
+    if (rank % 2 != 0) group_->send(mine, next);
+  }
+
+  std::shared_ptr<comm::Group> group_;
+  mutable SideStream side_;
+};
+
 }  // namespace
 
-nn::ContextPtr make_context(const comm::Mesh& mesh) {
+nn::ContextPtr make_context(const comm::Mesh& mesh, const plan::TokenSplit& tokens, bool overlap) {
   if (mesh.cp->size() == 1) return nullptr;
-  return std::make_shared<ExchangedContext>(mesh.cp);
+  if (tokens.zigzag) return std::make_shared<GroupRing>(mesh.cp, tokens, overlap);
+  return std::make_shared<ExchangedContext>(mesh.cp, tokens);
 }
 
 nn::JointPtr make_joint(const comm::Mesh& mesh, std::vector<int64_t> vocabulary) {

@@ -7,6 +7,7 @@
 #include "trireme/comm/mesh.h"
 #include "trireme/nn/context.h"
 #include "trireme/nn/joint.h"
+#include "trireme/plan/token_split.h"
 
 namespace trireme::parallel {
 
@@ -17,7 +18,8 @@ nn::JointPtr make_joint(const comm::Mesh& mesh, std::vector<int64_t> vocabulary)
 /// The same for the ranks of a group, also for one of one rank.
 nn::JointPtr make_joint(std::shared_ptr<comm::Group> group, std::vector<int64_t> vocabulary);
 
-/// The context of a model whose sequences are split over the ranks of mesh.cp; null where there is one.
-nn::ContextPtr make_context(const comm::Mesh& mesh);
+/// The context of a model of whose sequences the ranks of mesh.cp have `tokens`; null where there is one. On
+/// a GPU a ring passes keys and values on beside computation where `overlap` says so.
+nn::ContextPtr make_context(const comm::Mesh& mesh, const plan::TokenSplit& tokens, bool overlap);
 
 }  // namespace trireme::parallel

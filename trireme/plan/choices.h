@@ -139,6 +139,15 @@ constexpr bool starts_late(CommHook hook) {
   return hook == CommHook::kTopK || hook == CommHook::kPowerSgd;
 }
 
+/// What ranks along cp exchange for attention.
+enum class CpKind {
+  kAuto,     ///< that which sends fewer bytes, of those that the heads and the length allow
+  kUlysses,  ///< tokens for heads, and back (Jacobs et al. 2023)
+  kRing      ///< keys and values go around (Liu et al. 2023)
+};
+template <>
+inline constexpr auto kNames<CpKind> = std::to_array<std::string_view>({"auto", "ulysses", "ring"});
+
 /// In how many bits an optimizer keeps its numbers for each element. Formats with fewer bits than fp32 are
 /// rounded to at random; kInt8: eight neighbours share a power of two (kernels/moment_format.h).
 enum class OptimState { kFp32, kBf16, kInt8 };

@@ -173,6 +173,7 @@ struct ParallelConfig {
   int64_t tp = 1;
   int64_t pp = 1;
   int64_t cp = 1;
+  CpKind cp_kind = CpKind::kAuto;
 };
 
 /// Where a model is cut into the stages of a pipeline.

@@ -13,6 +13,7 @@
 #include "trireme/plan/saved_copy.h"
 #include "trireme/plan/schedule.h"
 #include "trireme/plan/tensor_split.h"
+#include "trireme/plan/token_split.h"
 
 namespace trireme::plan {
 namespace {
@@ -406,6 +407,29 @@ class Checker {
     }
   }
 
+  /// A ring takes any heads, and lengths of which each rank has two pieces.
+  void check_tokens_are_shared(const std::string& cp, CpKind kind) const {
+    const int64_t tp = config_.parallel.tp, ranks = config_.parallel.cp, length = config_.data.seq_len,
+                  ring = length_multiple(config_.parallel, CpKind::kRing),
+                  multiple = length_multiple(config_.parallel, kind), heads = model_.n_heads / tp,
+                  kv = std::max<int64_t>(1, complete(model_, length).n_kv_heads / tp);
+    if (kind == CpKind::kUlysses && !can_share_heads(heads, kv, ranks)) {
+      const bool divides = length % ring == 0;
+      throw ConfigError(
+          "[plan.config] {} ranks cannot share {} heads and {} key and value heads{}, of which each computes "
+          "attention for some; use a divisor of the heads, or ring attention{}",
+          cp, heads, kv, tp > 1 ? fmt::format(" of a rank along tp ({})", said("parallel.tp", tp)) : "",
+          divides ? " (parallel.cp_kind=ring)" : fmt::format(" with data.seq_len a multiple of {}", ring));
+    }
+    if (length % multiple != 0) {
+      throw ConfigError(
+          "[plan.config] {} x tp={} does not divide {}{}, but ranks have equal parts of each sequence; make "
+          "data.seq_len a multiple of {}",
+          cp, tp, said("data.seq_len", length),
+          kind == CpKind::kRing ? " into two pieces for each rank of a ring" : "", multiple);
+    }
+  }
+
   /// What ranks along cp cannot share.
   void check_context_parallel() const {
     const int64_t ranks = config_.parallel.cp;
@@ -415,20 +439,7 @@ class Checker {
       throw ConfigError(
           "[plan.config] {}: models of family {} have no attention over tokens; use gpt2 or llama", cp,
           model_.family);
-    const int64_t tp = config_.parallel.tp, heads = model_.n_heads / tp,
-                  kv = std::max<int64_t>(1, complete(model_, config_.data.seq_len).n_kv_heads / tp);
-    if (heads % ranks != 0 || (kv % ranks != 0 && ranks % kv != 0)) {
-      throw ConfigError(
-          "[plan.config] {} ranks cannot share {} heads and {} key and value heads{}, of which each computes "
-          "attention for some; use a divisor of the heads",
-          cp, heads, kv, tp > 1 ? fmt::format(" of a rank along tp ({})", said("parallel.tp", tp)) : "");
-    }
-    if (config_.data.seq_len % (ranks * tp) != 0) {
-      throw ConfigError(
-          "[plan.config] {} x tp={} does not divide {}, but ranks have equal parts of each sequence; make "
-          "data.seq_len a multiple of {}",
-          cp, tp, said("data.seq_len", config_.data.seq_len), ranks * tp);
-    }
+    check_tokens_are_shared(cp, settled_cp_kind(config_));
     const auto refuse = [&](const std::string& with, std::string_view why) {
       throw ConfigError("[plan.config] {} cannot be combined with {}: {}", cp, with, why);
     };

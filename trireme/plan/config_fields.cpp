@@ -334,6 +334,9 @@ void add_parallel(Table& table, ParallelConfig& parallel) {
       number("parallel.pp", parallel.pp, 1, "pipeline-parallel ranks, which share the layers", kMostRanks));
   table.push_back(number("parallel.cp", parallel.cp, 1,
                          "context-parallel ranks: each has some tokens of every sequence", kMostRanks));
+  table.push_back(choice("parallel.cp_kind", parallel.cp_kind,
+                         "what these exchange for attention: tokens for heads (ulysses), or keys and values "
+                         "around a ring; auto sends fewer bytes"));
 }
 
 void add_pipeline(Table& table, PipelineConfig& pipeline) {

@@ -10,6 +10,7 @@
 #include "trireme/plan/recompute.h"
 #include "trireme/plan/simulate.h"
 #include "trireme/plan/tensor_split.h"
+#include "trireme/plan/token_split.h"
 
 namespace trireme::plan {
 namespace {
@@ -92,6 +93,7 @@ MeshChoice choice_of(const Config& config, int64_t ranks, Device device, const R
                                        parallel.cp, parallel.tp})};
   try {
     weigh(choice, config, ranks, device, speed);
+    choice.cp_kind = settled_cp_kind(config);
   } catch (const ConfigError& error) {
     choice.obstacle = error.what();
   }

@@ -42,9 +42,10 @@ struct MeshChoice {
   MeshShape mesh;
   std::string obstacle = {};  ///< why the run would be refused; empty: it would not, and the rest is known
   BatchPlan batch = {};
-  RankBytes needed = {};  ///< of the rank that needs most
-  AxisBytes sent = {};    ///< of the rank that sends most
-  double idle = 0.0;      ///< share of the ranks' time that the schedule of the pipeline leaves idle
+  CpKind cp_kind = CpKind::kUlysses;  ///< with more than one rank along cp
+  RankBytes needed = {};              ///< of the rank that needs most
+  AxisBytes sent = {};                ///< of the rank that sends most
+  double idle = 0.0;  ///< share of the ranks' time that the schedule of the pipeline leaves idle
   /// The seconds of a step, at the assumed speed. What backward computes again (repeated_flops()) counts as
   /// computing.
   double computing_s = 0.0, idle_s = 0.0, sending_s = 0.0;

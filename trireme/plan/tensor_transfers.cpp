@@ -7,20 +7,24 @@
 #include "trireme/plan/recompute.h"
 #include "trireme/plan/stored_dtype.h"
 #include "trireme/plan/tensor_split.h"
+#include "trireme/plan/token_split.h"
 
 namespace trireme::plan {
 namespace {
 
 /// How often the rows of a micro-batch are gathered and summed over the ranks along tp, and how often those
-/// along cp exchange what attention takes, and what it gives.
+/// along cp compute attention together, compute it again, and its gradient.
 struct Exchanges {
-  int64_t gathers = 0, scatters = 0, attentions = 0;
+  int64_t gathers = 0, scatters = 0;
+  int64_t attentions = 0, repeated_attentions = 0, attention_gradients = 0;
   bool compares_logits = false;  ///< three numbers of each token are gathered
 
   Exchanges& operator+=(const Exchanges& other) {
     gathers += other.gathers;
     scatters += other.scatters;
     attentions += other.attentions;
+    repeated_attentions += other.repeated_attentions;
+    attention_gradients += other.attention_gradients;
     compares_logits = compares_logits || other.compares_logits;
     return *this;
   }
@@ -67,13 +71,14 @@ UnitExchanges exchanges_of(const UnitSpec& unit, const Config& config, const Mod
              rest = has_layer(unit, BlockLayer::kFeedForwardIn);
   const int64_t attentions = attention ? 1 : 0, halves = attentions + (rest ? 1 : 0);
   found.forward += {.gathers = halves, .scatters = halves, .attentions = attentions};
-  found.backward += {.gathers = 2 * halves, .scatters = halves, .attentions = attentions};
+  found.backward += {.gathers = 2 * halves, .scatters = halves, .attention_gradients = attentions};
   if (const int64_t layer = layer_of(unit, facts); layer >= 0 &&
                                                    computes_blocks_again(config.memory.recompute) &&
                                                    layer % config.memory.recompute_every == 0) {
     const bool drops = record_of(model.family).drops && model.dropout > 0.0;
-    found.backward +=
-        {.gathers = halves, .scatters = halves - (halves == 2 && !drops ? 1 : 0), .attentions = attentions};
+    found.backward += {.gathers = halves,
+                       .scatters = halves - (halves == 2 && !drops ? 1 : 0),
+                       .repeated_attentions = attentions};
   }
   if (looks_up_words(unit, model)) {
     found.forward += {.scatters = 1};
@@ -96,7 +101,7 @@ class Adder {
         contexts_(facts.split.contexts),
         tokens_(batch.micro_batch * config.data.seq_len / contexts_),
         row_bytes_(config.model.d_model * bytes_of(config.precision.compute)),
-        head_row_bytes_(head_features(config, facts) * bytes_of(config.precision.compute)) {}
+        attention_(attention_of(config, facts, tokens_)) {}
 
   void add(Action& action, const Exchanges& exchanges) const {
     const int64_t rows = tokens_ * row_bytes_, numbers = ranks_ * kNumbers * tokens_ * kFp32Bytes;
@@ -105,9 +110,10 @@ class Adder {
         (exchanges.compares_logits ? wire_bytes(Collective::kAllGather, numbers, ranks_) : 0);
     add(action, Collective::kAllGather, gathered);
     add(action, Collective::kAllToAll, exchanges.scatters * wire_bytes(Collective::kAllToAll, rows, ranks_));
-    const int64_t exchanged =
-        exchanges.attentions * wire_bytes(Collective::kAllToAll, tokens_ * head_row_bytes_, contexts_);
-    if (exchanged > 0) action.transfers.push_back({Collective::kAllToAll, contexts_, exchanged, Along::kCp});
+    const int64_t exchanged = exchanges.attentions * attention_.forward +
+                              exchanges.repeated_attentions * attention_.again +
+                              exchanges.attention_gradients * attention_.backward;
+    if (exchanged > 0) action.transfers.push_back({attention_.collective, contexts_, exchanged, Along::kCp});
   }
   void add_copies(Action& action, int64_t elements) const {
     add(action, Collective::kAllGather,
@@ -120,15 +126,14 @@ class Adder {
   void add(Action& action, Collective collective, int64_t bytes) const {
     if (bytes > 0) action.transfers.push_back({collective, ranks_, bytes, Along::kTp});
   }
-  /// Elements that a token's queries, keys, values and attention's output have together. Where there are
-  /// fewer key and value heads than ranks, each rank gets one.
-  static int64_t head_features(const Config& config, const ModelFacts& facts) {
-    const ModelConfig model = split_model(complete(config.model, config.data.seq_len), facts.split);
-    const int64_t kv_heads = std::max(model.n_kv_heads, facts.split.contexts);
-    return (2 * model.n_heads + 2 * kv_heads) * head_dim(model);
+  static AttentionBytes attention_of(const Config& config, const ModelFacts& facts, int64_t tokens) {
+    if (facts.split.contexts == 1) return {};
+    const ModelConfig held = split_model(complete(config.model, config.data.seq_len), facts.split);
+    return attention_bytes(config, settled_cp_kind(config), held, tokens);
   }
 
-  int64_t ranks_, contexts_, tokens_, row_bytes_, head_row_bytes_;
+  int64_t ranks_, contexts_, tokens_, row_bytes_;
+  AttentionBytes attention_;
 };
 
 }  // namespace

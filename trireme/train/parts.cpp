@@ -80,8 +80,7 @@ FeedOptions Parts::feed_options() const {
           .micro_batch = batch.micro_batch,
           .dp_rank = mesh.dp_rank,
           .dp_size = batch.dp_size,
-          .cp_rank = mesh.cp_rank,
-          .cp_size = mesh.cp->size(),
+          .tokens = plan::token_split(config, mesh.cp_rank),
           .runs_on = runs_on,
           .pin_memory = on_gpu()};
 }
@@ -144,6 +143,7 @@ void announce(const Parts& parts) {
       "ranks",
       parts.mesh.shape.to_string(), parts.world->device().str(), config.parallel.policy,
       config.precision.compute, batch.global_batch, batch.micro_batch, batch.accumulation, batch.dp_size);
+  if (config.parallel.cp > 1) log_info("context attention along cp by {}", plan::settled_cp_kind(config));
   if (const plan::Fp8Config& fp8 = config.precision.fp8; fp8.recipe != plan::Fp8::kOff) {
     log_info("fp8     {}, gradients {}, fast sums {}, head in {}, blocks in bf16: {}", fp8.recipe,
              fp8.gradients, fp8.fast, fp8.head ? "fp8" : "bf16", plan::to_text(fp8.skip));

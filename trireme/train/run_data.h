@@ -9,6 +9,7 @@
 #include "trireme/data/batch.h"
 #include "trireme/data/progress.h"
 #include "trireme/data/tokenizer.h"
+#include "trireme/plan/token_split.h"
 #include "trireme/train/trainer.h"
 
 namespace trireme::train {
@@ -19,8 +20,8 @@ using Feed = std::function<data::Batch()>;
 struct FeedOptions {
   int64_t global_batch = 0, micro_batch = 0;
   int64_t dp_rank = 0, dp_size = 1;
-  int64_t cp_rank = 0, cp_size = 1;  ///< ranks that have as many tokens of each sequence
-  int64_t first_step = 0;            ///< of the run; steps before it are left out
+  plan::TokenSplit tokens = {};  ///< of each sequence, those that this rank along cp has
+  int64_t first_step = 0;        ///< of the run; steps before it are left out
   /// Of images: a step that holds the last ones of an epoch goes on with the next epoch, instead of being
   /// short. Text always runs on.
   bool runs_on = false;

@@ -51,7 +51,7 @@ parallel::Stage StagedModel::add_stage(int64_t stage, const comm::Mesh& engine_m
   const auto engine = module->make_engine(engine_mesh, engine_options(config_, mesh_, fp8_history()), initial,
                                           config_.memory, config_.precision.fp8, fp8_history());
   module->set_joint(joint_of(config_.model, mesh_));
-  module->set_context(parallel::make_context(mesh_));
+  module->set_context(context_of(config_, mesh_));
   stages_.push_back(module);
   stage_of_engine_.push_back(stage);
   parts_.push_back({.engine = engine, .optimizer = optim::build(config_.optim, engine->optimizer_params())});
@@ -213,9 +213,14 @@ void StagedModel::set_training(bool on) {
 at::Tensor StagedModel::next_logits(const at::Tensor& tokens) {
   const c10::Device device = mesh_.world->device();
   const ModelStage* const head = head_part_ ? head_part_.get() : last_.get();
-  const at::Tensor inputs = tokens_of_rank(padded(tokens, split_.ranks * split_.contexts), mesh_).to(device);
+  const plan::TokenSplit split = plan::token_split(config_, mesh_.cp_rank);
+  const at::Tensor inputs = nn::tokens_of(padded(tokens, plan::length_multiple(config_)), split).to(device);
   const at::Tensor made = pipeline_->infer(inputs, [&, last = tokens.size(1) - 1](const at::Tensor& x) {
-    return logits_of_all(head->logits(x), mesh_).select(1, last).squeeze(0).to(at::kFloat).contiguous();
+    return logits_of_all(head->logits(x), split, mesh_)
+        .select(1, last)
+        .squeeze(0)
+        .to(at::kFloat)
+        .contiguous();
   });
   if (head_part_) return joined_logits(made).to(at::kCPU);
   at::Tensor logits = made.defined() ? made

@@ -10,6 +10,7 @@
 #include "trireme/data/corpus.h"
 #include "trireme/data/dataset.h"
 #include "trireme/data/loader.h"
+#include "trireme/nn/context.h"
 #include "trireme/train/run_data.h"
 
 namespace trireme::train {
@@ -80,14 +81,13 @@ namespace {
 
 /// Sequences in which this rank has some tokens; their rows count for each of the ranks that do.
 data::Batch tokens_of_rank(data::Batch batch, const FeedOptions& options) {
-  if (options.cp_size == 1) return batch;
-  const int64_t length = batch.inputs.size(1) / options.cp_size, first = options.cp_rank * length;
+  if (options.tokens.ranks == 1) return batch;
   for (at::Tensor* tokens : {&batch.inputs, &batch.targets}) {
     const bool pinned = tokens->is_pinned();
-    *tokens = tokens->narrow(1, first, length).contiguous();
+    *tokens = nn::tokens_of(*tokens, options.tokens).contiguous();
     if (pinned) *tokens = tokens->pin_memory();
   }
-  batch.step_rows *= options.cp_size;
+  batch.step_rows *= options.tokens.ranks;
   return batch;
 }
 

@@ -106,14 +106,15 @@ nn::JointPtr joint_of(const plan::ModelConfig& model, const comm::Mesh& mesh) {
   return parallel::make_joint(mesh, plan::split_vocabulary(model, mesh.tp->size()));
 }
 
-at::Tensor tokens_of_rank(const at::Tensor& tokens, const comm::Mesh& mesh) {
-  const int64_t length = tokens.size(1) / mesh.cp->size();
-  return tokens.narrow(1, mesh.cp_rank * length, length);
+nn::ContextPtr context_of(const plan::Config& config, const comm::Mesh& mesh) {
+  if (mesh.cp->size() == 1) return nullptr;
+  return parallel::make_context(mesh, plan::token_split(config, mesh.cp_rank), config.parallel.overlap);
 }
 
-at::Tensor logits_of_all(const at::Tensor& logits, const comm::Mesh& mesh) {
-  return tensor::redistribute(logits, plan::TensorPlacement::shard(1), plan::TensorPlacement::replicate(),
-                              *mesh.cp);
+at::Tensor logits_of_all(const at::Tensor& logits, const plan::TokenSplit& tokens, const comm::Mesh& mesh) {
+  const at::Tensor all = tensor::redistribute(logits, plan::TensorPlacement::shard(1),
+                                              plan::TensorPlacement::replicate(), *mesh.cp);
+  return nn::in_order(all, tokens);
 }
 
 at::Tensor sum_over_stage(const parallel::DataParallel& engine, const at::Tensor& by_rank,

@@ -12,6 +12,7 @@
 
 #include "trireme/comm/mesh.h"
 #include "trireme/data/batch.h"
+#include "trireme/nn/context.h"
 #include "trireme/nn/fp8_history.h"
 #include "trireme/nn/joint.h"
 #include "trireme/optim/optimizer.h"
@@ -53,10 +54,11 @@ struct Scores {
 /// complete.
 nn::JointPtr joint_of(const plan::ModelConfig& model, const comm::Mesh& mesh);
 
-/// What this rank has of tokens (B, T) whose length the ranks along cp divide.
-at::Tensor tokens_of_rank(const at::Tensor& tokens, const comm::Mesh& mesh);
+/// The context of a model whose sequences are split over the ranks of the mesh along cp; null: they are
+/// whole. `config` is complete.
+nn::ContextPtr context_of(const plan::Config& config, const comm::Mesh& mesh);
 /// Logits (B, T / n, V) of the tokens of each rank along cp -> those of all, (B, T, V). Collective over them.
-at::Tensor logits_of_all(const at::Tensor& logits, const comm::Mesh& mesh);
+at::Tensor logits_of_all(const at::Tensor& logits, const plan::TokenSplit& tokens, const comm::Mesh& mesh);
 
 /// The sum of one number for each rank of a stage, in the order of their ranks, over its data-parallel ranks
 /// as its engine has it (DataParallel::sum_over_ranks), then over those along tp.

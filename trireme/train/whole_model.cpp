@@ -48,7 +48,7 @@ std::shared_ptr<nn::Model> make_model(const ModelSetup& setup) {
   if (plan::reads_images(model.family)) return make_image_model(model.vision, setup.mesh);
   const std::shared_ptr<nn::Model> text = nn::build(plan::split_model(model, setup.held.split));
   text->set_joint(joint_of(model, setup.mesh));
-  text->set_context(parallel::make_context(setup.mesh));
+  text->set_context(context_of(setup.config, setup.mesh));
   return text;
 }
 
@@ -129,9 +129,10 @@ Scores WholeModel::evaluate(const std::vector<data::Batch>& batches, Guesses* gu
 std::vector<int32_t> WholeModel::generate(std::vector<int32_t> prompt, const SamplingOptions& options) {
   const parallel::DataParallel::Held held(engine());
   const Evaluating evaluating(*model_);
-  const auto next_logits = [this](const at::Tensor& tokens) {
-    const at::Tensor mine = tokens_of_rank(padded(tokens, mesh_.tp->size() * mesh_.cp->size()), mesh_);
-    const at::Tensor logits = logits_of_all(model_->forward(mine.to(device_)), mesh_);
+  const plan::TokenSplit split = plan::token_split(config_, mesh_.cp_rank);
+  const auto next_logits = [this, split](const at::Tensor& tokens) {
+    const at::Tensor mine = nn::tokens_of(padded(tokens, plan::length_multiple(config_)), split);
+    const at::Tensor logits = logits_of_all(model_->forward(mine.to(device_)), split, mesh_);
     return logits.select(1, tokens.size(1) - 1).squeeze(0).to(at::kCPU, at::kFloat);
   };
   return train::generate(next_logits, std::move(prompt), options);
