@@ -2,13 +2,11 @@
 // variable TRIREME_REQUEST.
 #include <c10/util/Exception.h>
 #include <c10/util/Logging.h>
-#include <malloc.h>
 #include <unistd.h>
 
 #include <chrono>
 #include <cstdio>
 #include <exception>
-#include <limits>
 #include <thread>
 
 #include "trireme/base/env.h"
@@ -18,19 +16,12 @@
 #include "trireme/cli/worker_verbs.h"
 #include "trireme/comm/agree.h"
 #include "trireme/launch/fork_server.h"
+#include "trireme/memory/host_memory.h"
 #include "trireme/train/enough_memory.h"
 
 namespace {
 
 using namespace trireme;
-
-/// Keeps freed memory in the process instead of handing it back to the kernel and faulting it in again:
-/// activations of one step have the sizes of the step before.
-void keep_freed_memory() {
-  mallopt(M_MMAP_THRESHOLD, 1 << 30);
-  mallopt(M_TRIM_THRESHOLD, std::numeric_limits<int>::max());
-  mallopt(M_TOP_PAD, 64 << 20);
-}
 
 int run(const Environment& environment) {
   const auto text = environment.get("TRIREME_REQUEST");
@@ -92,7 +83,7 @@ int main() {
   launch::serve_forks();
   hold_standard_streams();
   c10::initLogging();  // heeds TORCH_CPP_LOG_LEVEL, which `train` sets
-  keep_freed_memory();
+  memory::keep_freed_memory();
   // All is written. Taking libtorch's registries apart takes a rank 0.1 s, and 64 ranks on two cores 10 s.
   ::_exit(flush_results(answer()));
 }
