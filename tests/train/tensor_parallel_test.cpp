@@ -200,6 +200,24 @@ TEST_F(TensorParallel, SplitSequencesLeaveAllPoliciesAndRecomputationsWithTheSam
   }
 }
 
+/// Backward of a block in two halves, and of other orders of micro-batches, passes on the same.
+TEST_F(TensorParallel, RingsInStagesEndWithTheSameWeightsUnderAllSchedules) {
+  use_llama();
+  config_.train.micro_batch = 2;
+  config_.model.n_layers = 4;
+  config_.parallel.cp_kind = plan::CpKind::kRing;
+  on(2, 1, 1, 2);
+  std::set<std::string> digests;
+  for (const plan::ScheduleName schedule :
+       {plan::ScheduleName::kGpipe, plan::ScheduleName::k1F1B, plan::ScheduleName::kZbV}) {
+    config_.pipeline.schedule = schedule;
+    const Trained trained = train_on(4);
+    digests.insert(trained.digest);
+    EXPECT_EQ(trained.sent, trained.predicted) << plan::name(schedule);
+  }
+  EXPECT_EQ(digests.size(), 1u);
+}
+
 TEST_F(TensorParallel, TiedAndUntiedWordsAreSharedOut) {
   for (const bool llama : {false, true}) {
     if (llama) use_llama();

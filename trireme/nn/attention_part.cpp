@@ -5,6 +5,7 @@
 #include <ATen/ops/_scaled_dot_product_cudnn_attention_backward.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention_backward.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <tuple>

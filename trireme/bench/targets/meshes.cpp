@@ -4,25 +4,25 @@
 namespace trireme::bench {
 namespace {
 
-Target cut(const std::string& axis, const std::string& name, std::vector<std::string> aliases,
-           const std::string& summary) {
+Arm mesh(const std::string& name, std::vector<std::string> keys) {
+  return {.name = name, .keys = std::move(keys), .owed = Owed::kSameLosses};
+}
+
+Target cut(const std::string& axis, const std::string& name, const std::string& summary,
+           std::vector<Arm> arms) {
+  arms.insert(arms.begin(), {.name = "data parallel", .keys = {}});
   return on_language_model(
       {.name = name,
        .chapters = {kMeshes},
-       .aliases = std::move(aliases),
+       .aliases = {axis},
        .summary = summary,
        .workload = {},
-       .declared = {
-           .difference = "parallel." + axis,
-           .expected = "less memory a rank; more time where the model fits without it",
-           .arms = {{.name = "data parallel", .keys = {}},
-                    {.name = axis + "=2", .keys = {"parallel." + axis + "=2"}, .owed = Owed::kSameLosses}}}});
+       .declared = {.difference = "parallel." + axis,
+                    .expected = "less memory a rank; more time where the model fits without it",
+                    .arms = std::move(arms)}});
 }
 
 Target hybrid_parallelism() {
-  const auto mesh = [](const std::string& name, std::vector<std::string> keys) {
-    return Arm{.name = name, .keys = std::move(keys), .owed = Owed::kSameLosses};
-  };
   return on_language_model(
       {.name = "hybrid_parallelism",
        .chapters = {kAdvanced},
@@ -41,11 +41,12 @@ Target hybrid_parallelism() {
 }  // namespace
 
 std::vector<Target> mesh_targets() {
-  return {
-      cut("tp", "tensor_parallel", {"tp"}, "Layers cut in two, against data parallelism on as many ranks"),
-      cut("cp", "context_parallel", {"cp"},
-          "Sequences cut in two, against data parallelism on as many ranks"),
-      hybrid_parallelism()};
+  return {cut("tp", "tensor_parallel", "Layers cut in two, against data parallelism on as many ranks",
+              {mesh("tp=2", {"parallel.tp=2"})}),
+          cut("cp", "context_parallel", "Sequences cut in two, against data parallelism on as many ranks",
+              {mesh("cp=2, ulysses", {"parallel.cp=2", "parallel.cp_kind=ulysses"}),
+               mesh("cp=2, ring", {"parallel.cp=2", "parallel.cp_kind=ring"})}),
+          hybrid_parallelism()};
 }
 
 }  // namespace trireme::bench
