@@ -55,7 +55,8 @@ struct TransformerBlock : torch::nn::Module {
 
 struct PlainTransformer : torch::nn::Module {
   using Linear = torch::nn::LinearImpl;
-  PlainTransformer() {
+  /// Where it is tied, the embedding is the head as well.
+  explicit PlainTransformer(bool tied = false) {
     const auto linear = [](int64_t in, int64_t out, int64_t) { return std::make_shared<Linear>(in, out); };
     words = register_module("words", torch::nn::Embedding(kWords, kWidth));
     places = register_module("places", torch::nn::Embedding(kTokens, kWidth));
@@ -64,12 +65,14 @@ struct PlainTransformer : torch::nn::Module {
           linear, [&](int64_t in, int64_t out) { return linear(in, out, 1); }));
     register_module("blocks", blocks);
     norm = register_module("norm", layer_norm(kWidth));
+    if (tied) return;
     head = register_module("head", torch::nn::Linear(torch::nn::LinearOptions(kWidth, kWords).bias(false)));
   }
   at::Tensor loss(const at::Tensor& tokens, const at::Tensor& targets) {
     at::Tensor x = words(tokens) + places(at::arange(tokens.size(1)));
     for (const auto& block : *blocks) x = block->as<TransformerBlock<Linear, Linear>>()->forward(x);
-    return at::cross_entropy_loss(head(norm(x)).to(at::kFloat).flatten(0, 1), targets.flatten());
+    const at::Tensor logits = at::linear(norm(x), head ? head->weight : words->weight);
+    return at::cross_entropy_loss(logits.to(at::kFloat).flatten(0, 1), targets.flatten());
   }
   torch::nn::Embedding words{nullptr}, places{nullptr};
   torch::nn::ModuleList blocks;
@@ -80,7 +83,7 @@ struct PlainTransformer : torch::nn::Module {
 struct CutTransformer : torch::nn::Module {
   using Block = TransformerBlock<parallel::ColumnLinear, parallel::RowLinear>;
   using Group = std::shared_ptr<comm::Group>;
-  CutTransformer(const Group& group, parallel::Rows rows)
+  CutTransformer(const Group& group, parallel::Rows rows, bool tied = false)
       : splits(rows == parallel::Rows::kSplit), split(group), cross_entropy(kWords, group) {
     const auto column = [&](int64_t in, int64_t out, int64_t packed) {
       return std::make_shared<parallel::ColumnLinear>(
@@ -96,6 +99,7 @@ struct CutTransformer : torch::nn::Module {
     for (int i = 0; i < 2; ++i) blocks->push_back(std::make_shared<Block>(column, row));
     register_module("blocks", blocks);
     norm = register_module("norm", layer_norm(kWidth));
+    if (tied) return;
     head = register_module("head", std::make_shared<parallel::ColumnLinear>(
                                        kWidth, kWords, group,
                                        parallel::ColumnOptions{.bias = false, .rows = rows, .uneven = true}));
@@ -104,7 +108,9 @@ struct CutTransformer : torch::nn::Module {
     at::Tensor x = words->forward(tokens) + places(at::arange(tokens.size(1)));
     if (splits) x = split.forward(x);
     for (const auto& block : *blocks) x = block->as<Block>()->forward(x);
-    return cross_entropy.forward(head->forward(norm(x)), targets);
+    x = norm(x);
+    if (head) return cross_entropy.forward(head->forward(x), targets);
+    return cross_entropy.forward(at::linear(splits ? split.join(x) : x, words->weight), targets);
   }
   bool splits;
   std::shared_ptr<parallel::VocabParallelEmbedding> words;

@@ -41,9 +41,10 @@ std::vector<MeshCase> mesh_cases() {
   return all;
 }
 
-comm::Mesh mesh_for(const std::shared_ptr<World>& world, const MeshCase& at) {
+comm::Mesh mesh_for(const std::shared_ptr<World>& world, const MeshCase& at, int64_t replicas = 1) {
   plan::ParallelConfig axes;
   axes.tp = at.tp;
+  axes.dp_replicate = replicas;
   return comm::make_mesh(world, plan::MeshShape::fit(axes, world->size()));
 }
 
@@ -55,8 +56,8 @@ std::unique_ptr<parallel::DataParallel> wrap_net(torch::nn::Module& net, const c
                                                     : parallel::data_parallel(net, mesh, options);
 }
 
-std::shared_ptr<CutTransformer> cut_net(const comm::Mesh& mesh, Rows rows) {
-  return seeded([&] { return std::make_shared<CutTransformer>(mesh.tp, rows); });
+std::shared_ptr<CutTransformer> cut_net(const comm::Mesh& mesh, Rows rows, bool tied = false) {
+  return seeded([&] { return std::make_shared<CutTransformer>(mesh.tp, rows, tied); });
 }
 
 /// The loss of this rank's sequences, and its share of all rows that count.
@@ -78,8 +79,8 @@ struct Trained {
 };
 
 template <typename Optimizer, typename Options>
-Trained plain_training(const Options& options) {
-  const auto net = seeded([] { return std::make_shared<PlainTransformer>(); });
+Trained plain_training(const Options& options, bool tied = false) {
+  const auto net = seeded([&] { return std::make_shared<PlainTransformer>(tied); });
   Optimizer optimizer(net->parameters(), options);
   Trained trained;
   for (int64_t step = 0; step < kSteps; ++step) {
@@ -124,10 +125,10 @@ at::Tensor without_keys(const std::string& name, const at::Tensor& weight) {
 
 template <typename Optimizer, typename Options>
 void expect_trains_alike(const MeshCase& at, const std::string& policy, const Options& options,
-                         const Trained& plain, double bound) {
+                         const Trained& plain, double bound, bool tied = false) {
   run_ranks(at.tp * at.dp, [&](std::shared_ptr<World> world) {
     const comm::Mesh mesh = mesh_for(world, at);
-    const auto net = cut_net(mesh, at.rows);
+    const auto net = cut_net(mesh, at.rows, tied);
     const auto engine = wrap_net(*net, mesh, policy);
     const std::vector<at::Tensor> pieces = engine->optimizer_tensors();
     Optimizer optimizer(pieces, options);
@@ -168,6 +169,14 @@ TEST(OwnTransformer, TrainsUnderAdamWOnEveryMeshAsThePlainOne) {
     expect_trains_alike<torch::optim::AdamW>(at, at.dp == 1 ? "zero2" : "fsdp", options, plain, 1e-4);
 }
 
+/// Rows of the embedding are a rank's part of the head, whose logits need all rows of the activation.
+TEST(OwnTransformer, TrainsWithTheEmbeddingAsItsHeadAsThePlainOne) {
+  const torch::optim::SGDOptions options(0.3);
+  const Trained plain = plain_training<torch::optim::SGD>(options, /*tied=*/true);
+  for (const Rows rows : {Rows::kAll, Rows::kSplit})
+    expect_trains_alike<torch::optim::SGD>({2, 2, rows}, "fsdp", options, plain, 1e-5, /*tied=*/true);
+}
+
 /// Trains with two micro-batches a step under an optimizer of ours, and returns the digest.
 std::string digest_of(const comm::Mesh& mesh, Rows rows, const std::string& policy, at::ScalarType compute) {
   const auto net = cut_net(mesh, rows);
@@ -188,9 +197,12 @@ TEST(OwnTransformer, EveryPolicyEndsWithOneDigest) {
     for (const Rows rows : {Rows::kAll, Rows::kSplit}) {
       std::set<std::string> digests;
       std::mutex mutex;
-      for (const char* policy : {"ddp", "zero1", "zero2", "fsdp", "fsdp:shard_grad_op"}) {
+      for (const char* policy :
+           {"ddp", "zero1", "zero2", "fsdp", "fsdp:shard_grad_op", "fsdp:hybrid_shard"}) {
+        const int64_t replicas = policy == std::string("fsdp:hybrid_shard") ? 2 : 1;
         run_ranks(4, [&](std::shared_ptr<World> world) {
-          const std::string digest = digest_of(mesh_for(world, {2, 2, rows}), rows, policy, compute);
+          const comm::Mesh mesh = mesh_for(world, {2, 2, rows}, replicas);
+          const std::string digest = digest_of(mesh, rows, policy, compute);
           const std::lock_guard lock(mutex);
           digests.insert(digest);
         });

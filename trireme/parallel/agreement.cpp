@@ -1,6 +1,7 @@
 #include "trireme/parallel/agreement.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "trireme/base/hash.h"
 #include "trireme/base/text.h"
@@ -30,6 +31,24 @@ void check_alike(const std::vector<std::string>& lines, const std::exception_ptr
       "[parallel.{}] ranks have different modules: rank {} has '{}' where rank {} has '{}'; build the same "
       "module with the same options on all ranks, and register parameters and buffers in the same order",
       operation, rank, *differs.in1, first_rank, *differs.in2);
+}
+
+void check_same_loss(double loss, const comm::Mesh& mesh) {
+  constexpr double kRounding = 1e-2;  // of kernels that add up in no fixed order, in bf16
+  const auto losses = comm::gather_scalars(*mesh.stage, {loss});
+  const auto tp = static_cast<size_t>(mesh.tp->size());
+  for (size_t rank = 0; rank < losses.size(); ++rank) {
+    const size_t first_rank = rank / tp * tp;
+    const double first = losses[first_rank][0], other = losses[rank][0];
+    if (!(std::abs(other - first) > kRounding * std::abs(first))) continue;
+    throw LogicError(
+        "[parallel.backward] ranks {} and {} share layers along tp, but their losses are {} and {}; give "
+        "both "
+        "the same batch (by Mesh::dp_rank), seed dropout alike, and join split rows before a loss that is "
+        "not "
+        "VocabParallelCrossEntropy",
+        mesh.stage->ranks()[first_rank], mesh.stage->ranks()[rank], first, other);
+  }
 }
 
 }  // namespace trireme::parallel

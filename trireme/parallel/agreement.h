@@ -16,4 +16,8 @@ namespace trireme::parallel {
 void check_alike(const std::vector<std::string>& lines, const std::exception_ptr& refusal,
                  const comm::Mesh& mesh, const char* operation);
 
+/// Ranks along tp that compute one loss of a module that is cut have the same. Collective over mesh.stage.
+/// Throws LogicError on all of its ranks when some do not.
+void check_same_loss(double loss, const comm::Mesh& mesh);
+
 }  // namespace trireme::parallel

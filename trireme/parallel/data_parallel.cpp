@@ -5,7 +5,6 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
-#include <cmath>
 #include <utility>
 
 #include "trireme/base/error.h"
@@ -13,6 +12,7 @@
 #include "trireme/kernels/device.h"
 #include "trireme/kernels/range.h"
 #include "trireme/nn/torch_internals.h"
+#include "trireme/parallel/agreement.h"
 #include "trireme/parallel/recording.h"
 
 namespace trireme::parallel {
@@ -195,21 +195,8 @@ double DataParallel::loss_share() const {
 /// Once, since the host waits: a program that gives ranks along tp other data does so from the start.
 void DataParallel::check_alike_along_tp(const at::Tensor& loss) {
   if (!options_.users_module || mesh_.tp->size() == 1 || loss_compared_) return;
+  check_same_loss(loss.item<double>(), mesh_);
   loss_compared_ = true;
-  const auto losses = comm::gather_scalars(*mesh_.stage, {loss.item<double>()});
-  constexpr double kRounding = 1e-2;  // of kernels that add up in no fixed order, in bf16
-  const auto tp = static_cast<size_t>(mesh_.tp->size());
-  for (size_t rank = 0; rank < losses.size(); ++rank) {
-    const double first = losses[rank / tp * tp][0], other = losses[rank][0];
-    if (!(std::abs(other - first) > kRounding * std::abs(first))) continue;
-    throw LogicError(
-        "[parallel.backward] ranks {} and {} share layers along tp, but their losses are {} and {}; give "
-        "both "
-        "the same batch (by Mesh::dp_rank), seed dropout alike, and join split rows before a loss that is "
-        "not "
-        "VocabParallelCrossEntropy",
-        mesh_.stage->ranks()[rank / tp * tp], mesh_.stage->ranks()[rank], first, other);
-  }
 }
 
 void DataParallel::backward(const at::Tensor& loss, double weight) {
