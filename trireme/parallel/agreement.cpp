@@ -43,10 +43,8 @@ void check_same_loss(double loss, const comm::Mesh& mesh) {
     if (!(std::abs(other - first) > kRounding * std::abs(first))) continue;
     throw LogicError(
         "[parallel.backward] ranks {} and {} share layers along tp, but their losses are {} and {}; give "
-        "both "
-        "the same batch (by Mesh::dp_rank), seed dropout alike, and join split rows before a loss that is "
-        "not "
-        "VocabParallelCrossEntropy",
+        "both the same batch (by Mesh::dp_rank), seed dropout alike, and join split rows before another "
+        "loss than VocabParallelCrossEntropy",
         mesh.stage->ranks()[first_rank], mesh.stage->ranks()[rank], first, other);
   }
 }
