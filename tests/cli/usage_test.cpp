@@ -28,6 +28,7 @@ std::vector<std::vector<std::string>> all_commands() {
                                                     {"plan", "step"},
                                                     {"plan", "mesh"},
                                                     {"plan", "placements"},
+                                                    {"plan", "signals"},
                                                     {"bench", "speed"},
                                                     {"bench", "memory"},
                                                     {"bench", "pipeline"},

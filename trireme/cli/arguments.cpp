@@ -49,6 +49,7 @@ const std::vector<ConfigVerb>& config_verbs() {
       {"plan step"},
       {"plan mesh"},
       {"plan placements"},
+      {"plan signals"},
       {"lab", {"device", "seed", "comm.timeout_s", "comm.peer_memory", "comm.gather"}}};
   return verbs;
 }

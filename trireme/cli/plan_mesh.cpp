@@ -11,6 +11,7 @@
 #include "trireme/base/terminal.h"
 #include "trireme/base/text.h"
 #include "trireme/cli/front.h"
+#include "trireme/cli/placement_view.h"
 #include "trireme/cli/train_job.h"
 #include "trireme/cli/words.h"
 #include "trireme/plan/mesh_choices.h"
@@ -66,20 +67,6 @@ std::string reads_text(const RunPlan& run, const plan::Config& config, int64_t r
   for (const plan::Range& range : reads.tokens)
     pieces.push_back(fmt::format("{} to {}", range.begin, range.end - 1));
   return text + fmt::format(", tokens {} of each", join(pieces, " and "));
-}
-
-/// "0: root to transformer.h.1".
-std::string stage_text(const RunPlan& run, int64_t stage) {
-  const plan::UnitRange range = plan::units_of_stage(run.pipeline->split, stage);
-  if (range.vocabulary) return "a part of the head";
-  const auto name = [&](int64_t unit) {
-    return unit < std::ssize(run.facts.units) ? run.facts.units[static_cast<size_t>(unit)].name
-                                              : std::string(plan::kHeadUnit);
-  };
-  const int64_t last = range.end - 1;
-  const std::string begin = name(range.first) + (range.from_mlp ? plan::kMlpHalf : ""),
-                    end = name(last) + (range.to_attention ? plan::kAttentionHalf : "");
-  return fmt::format("{}: {}", stage, begin == end ? begin : fmt::format("{} to {}", begin, end));
 }
 
 std::vector<int64_t> stages_of_rank(const RunPlan& run, int64_t rank) {

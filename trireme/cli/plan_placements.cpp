@@ -7,10 +7,9 @@
 #include <vector>
 
 #include "trireme/base/terminal.h"
-#include "trireme/base/text.h"
 #include "trireme/cli/front.h"
+#include "trireme/cli/placement_view.h"
 #include "trireme/cli/train_job.h"
-#include "trireme/cli/words.h"
 #include "trireme/plan/fp8.h"
 #include "trireme/plan/held_parameters.h"
 #include "trireme/report/table.h"
@@ -20,7 +19,6 @@ namespace {
 
 using PlacementJson = nlohmann::ordered_json;
 using plan::HeldParameter;
-using report::Align;
 
 struct PlacementOptions {
   TrainJob job;
@@ -33,21 +31,6 @@ struct RankPlacements {
   int64_t rank = 0;
   std::vector<HeldParameter> params;
 };
-
-/// Sums over the parameters of a rank.
-struct HeldTotals {
-  int64_t elements = 0, updated = 0, bytes = 0;
-};
-
-HeldTotals totals_of(const RankPlacements& rank) {
-  HeldTotals totals;
-  for (const HeldParameter& param : rank.params) {
-    totals.elements += plan::Region::whole(param.held).numel();
-    totals.updated += param.updated.size();
-    totals.bytes += param.bytes;
-  }
-  return totals;
-}
 
 /// Those of `rank`, or of the first rank of each place in the pipeline, in the precision that the run will
 /// have.
@@ -68,25 +51,6 @@ std::vector<RankPlacements> placements_of(const PreparedJob& job, std::optional<
   return all;
 }
 
-std::string shape_text(const plan::Shape& shape) {
-  return shape.empty() ? "scalar" : fmt::format("{}", fmt::join(shape, " x "));
-}
-
-/// "dim 0: 0 to 511", "dim 1: 0 to 63 of each of 3", "replicated".
-std::string part_text(const HeldParameter& param) {
-  if (!param.cut) return param.copies > 1 ? "replicated" : "whole";
-  std::string text = fmt::format("dim {}: {} to {}", *param.cut, param.part.begin, param.part.end - 1);
-  if (param.packed > 1) text += fmt::format(" of each of {}", param.packed);
-  if (param.copies > 1) text += fmt::format(", on {} ranks", param.copies);
-  return text;
-}
-
-std::string updated_text(const HeldParameter& param) {
-  if (param.updated.size() == 0) return "-";
-  if (param.updated.size() == plan::Region::whole(param.held).numel()) return "all";
-  return fmt::format("{} to {}", param.updated.begin, param.updated.end - 1);
-}
-
 std::string placements_text(const PreparedJob& job, const std::vector<RankPlacements>& ranks,
                             int64_t columns) {
   const RunPlan& run = job.plan;
@@ -96,51 +60,17 @@ std::string placements_text(const PreparedJob& job, const std::vector<RankPlacem
   heading.add_row(
       {"bytes", "parameters, masters and optimizer state between steps, without padding and gradients"});
   std::string text = heading.to_string(columns);
-  for (const RankPlacements& rank : ranks) {
-    report::Table table({{fmt::format("rank {}", rank.rank)},
-                         {"stage", Align::kRight},
-                         {"whole", Align::kRight},
-                         {"along tp"},
-                         {"held", Align::kRight},
-                         {"updates", Align::kRight},
-                         {"bytes", Align::kRight}});
-    for (const HeldParameter& param : rank.params) {
-      table.add_row({param.name, std::to_string(param.stage), shape_text(param.whole), part_text(param),
-                     shape_text(param.held), updated_text(param), bytes_text(param.bytes)});
-    }
-    const HeldTotals totals = totals_of(rank);
-    table.add_row({"total", "", "", "", with_commas(totals.elements), with_commas(totals.updated),
-                   bytes_text(totals.bytes)});
-    text += "\n" + table.to_string(columns);
-  }
+  for (const RankPlacements& rank : ranks)
+    text += "\n" + placement_table(fmt::format("rank {}", rank.rank), rank.params, columns);
   return text;
-}
-
-PlacementJson to_json(const HeldParameter& param) {
-  return {{"name", param.name},
-          {"unit", param.unit},
-          {"stage", param.stage},
-          {"whole_shape", param.whole},
-          {"held_shape", param.held},
-          {"placement", param.cut ? "shard" : "replicate"},
-          {"dim", param.cut ? PlacementJson(*param.cut) : PlacementJson()},
-          {"range", param.cut ? PlacementJson({param.part.begin, param.part.end}) : PlacementJson()},
-          {"packed", param.packed},
-          {"copies", param.copies},
-          {"updated", {param.updated.begin, param.updated.end}},
-          {"bytes", param.bytes}};
 }
 
 PlacementJson placements_json(const PreparedJob& job, const std::vector<RankPlacements>& ranks) {
   PlacementJson rows = PlacementJson::array();
   for (const RankPlacements& rank : ranks) {
-    PlacementJson params = PlacementJson::array();
-    for (const HeldParameter& param : rank.params) params.push_back(to_json(param));
-    const HeldTotals totals = totals_of(rank);
-    rows.push_back(
-        {{"rank", rank.rank},
-         {"parameters", params},
-         {"totals", {{"held", totals.elements}, {"updated", totals.updated}, {"bytes", totals.bytes}}}});
+    PlacementJson row = {{"rank", rank.rank}};
+    row.update(placement_json(rank.params));
+    rows.push_back(row);
   }
   return {{"schema", "trireme.placements/1"},
           {"name", job.config.config.name},

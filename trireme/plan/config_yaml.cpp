@@ -1,23 +1,14 @@
-// YAML to assignments. The only source that includes yaml-cpp.
-#include <yaml-cpp/eventhandler.h>
-#include <yaml-cpp/yaml.h>
-
-#include <algorithm>
+// YAML to assignments.
 #include <set>
-#include <sstream>
 
 #include "trireme/base/error.h"
 #include "trireme/base/text.h"
 #include "trireme/plan/config_aliases.h"
 #include "trireme/plan/config_internal.h"
+#include "trireme/plan/yaml_text.h"
 
 namespace trireme::plan {
 namespace {
-
-/// "file.yaml:5:3", counted from 1.
-std::string place(const std::string& name, const YAML::Mark& mark) {
-  return mark.is_null() ? name : fmt::format("{}:{}:{}", name, mark.line + 1, mark.column + 1);
-}
 
 /// Ours, and those of others that stand for them.
 std::set<std::string> all_keys() {
@@ -43,7 +34,7 @@ class YamlReader {
   void read_map(const YAML::Node& map, const std::string& prefix) {
     std::set<std::string> seen;
     for (const auto& entry : map) {
-      const std::string at = place(name_, entry.first.Mark());
+      const std::string at = place_of(name_, entry.first.Mark());
       if (!entry.first.IsScalar()) throw ConfigError("[plan.config] {}: a key must be a plain word", at);
       const std::string word = entry.first.Scalar();
       if (word == "<<") {
@@ -117,77 +108,15 @@ class YamlReader {
   std::vector<Assignment> assignments_;
 };
 
-/// Takes no notice of what a document holds.
-class Ignore final : public YAML::EventHandler {
- public:
-  void OnDocumentStart(const YAML::Mark&) override {}
-  void OnDocumentEnd() override {}
-  void OnNull(const YAML::Mark&, YAML::anchor_t) override {}
-  void OnAlias(const YAML::Mark&, YAML::anchor_t) override {}
-  void OnScalar(const YAML::Mark&, const std::string&, YAML::anchor_t, const std::string&) override {}
-  void OnSequenceStart(const YAML::Mark&, const std::string&, YAML::anchor_t,
-                       YAML::EmitterStyle::value) override {}
-  void OnSequenceEnd() override {}
-  void OnMapStart(const YAML::Mark&, const std::string&, YAML::anchor_t, YAML::EmitterStyle::value) override {
-  }
-  void OnMapEnd() override {}
-};
-
-/// Counts the documents of `text` up to two: yaml-cpp finds documents without end in texts such as ",", of
-/// which it takes nothing. Throws YAML::Exception for text that is not YAML.
-int count_documents(const std::string& text) {
-  std::istringstream stream(text);
-  YAML::Parser parser(stream);
-  Ignore events;
-  int count = 0;
-  while (count < 2 && parser.HandleNextDocument(events)) ++count;
-  return count;
-}
-
-/// The first line that a tab indents, from 1; none: 0.
-size_t line_with_tab(const std::string& text) {
-  const std::vector<std::string> lines = split(text, '\n');
-  for (size_t i = 0; i < lines.size(); ++i) {
-    const size_t word = std::min(lines[i].find_first_not_of(" \t\r"), lines[i].size());
-    const bool has_words = word < lines[i].size() && lines[i][word] != '#';
-    if (has_words && lines[i].find('\t') < word) return i + 1;
-  }
-  return 0;
-}
-
-/// The one document of `text`; null when there is none. Parses twice: yaml-cpp takes a quote left open for
-/// closed when the text ends in a line break, and with it swallows all keys that follow; it sees the mistake
-/// when the last breaks are gone.
-YAML::Node parse(const std::string& text, const std::string& name) {
-  try {
-    const int documents = count_documents(text.substr(0, text.find_last_not_of(" \r\n") + 1));
-    if (documents > 1) {
-      throw ConfigError(
-          "[plan.config] {}: more than one YAML document; keep one, and remove '---' and stray characters "
-          "between them",
-          name);
-    }
-    return documents == 0 ? YAML::Node() : YAML::Load(text);
-  } catch (const YAML::Exception& error) {
-    if (const size_t line = line_with_tab(text)) {
-      throw ConfigError(
-          "[plan.config] {}:{}: the line is indented with a tab, which YAML does not allow; use spaces", name,
-          line);
-    }
-    throw ConfigError("[plan.config] {}: not valid YAML: {}; correct the file", place(name, error.mark),
-                      error.msg);
-  }
-}
-
 }  // namespace
 
 std::vector<Assignment> read_yaml(const std::string& text, const std::string& name) {
-  const YAML::Node root = parse(text, name);
+  const YAML::Node root = parse_yaml(text, name, "plan.config");
   if (root.IsNull()) return {};
   if (!root.IsMap()) {
     throw ConfigError(
         "[plan.config] {}: a config is a mapping of keys to values; begin with a line such as 'name: run'",
-        place(name, root.Mark()));
+        place_of(name, root.Mark()));
   }
   return YamlReader(name).read(root);
 }
