@@ -218,6 +218,19 @@ TEST_F(TensorParallel, RingsInStagesEndWithTheSameWeightsUnderAllSchedules) {
   EXPECT_EQ(digests.size(), 1u);
 }
 
+/// Half a block that is computed again keeps no output of attention: its keys go around once more.
+TEST_F(TensorParallel, RingsInHalvesOfBlocksSendWhatIsPredicted) {
+  use_llama();
+  config_.train.micro_batch = 2;
+  config_.model.n_layers = 3;
+  config_.parallel.cp_kind = plan::CpKind::kRing;
+  config_.pipeline.split.kind = plan::StageCut::Kind::kCost;
+  config_.memory.recompute = plan::Recompute::kAllButAttention;
+  on(2, 1, 1, 2);
+  const Trained trained = train_on(4);
+  EXPECT_EQ(trained.sent, trained.predicted);
+}
+
 TEST_F(TensorParallel, TiedAndUntiedWordsAreSharedOut) {
   for (const bool llama : {false, true}) {
     if (llama) use_llama();

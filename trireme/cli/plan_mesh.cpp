@@ -180,7 +180,7 @@ MeshJson mesh_json(const RunPlan& run, const plan::Config& config) {
     groups.push_back({{"name", kind.name}, {"axes", axes}, {"purpose", kind.purpose}, {"ranks", kind.ranks}});
   }
   return {
-      {"schema", "trireme.mesh/1"},
+      {"schema", "trireme.mesh/2"},
       {"name", config.name},
       {"mesh", run.mesh.to_string()},
       {"cp_kind", config.parallel.cp > 1 ? MeshJson(plan::name(plan::settled_cp_kind(config))) : MeshJson()},

@@ -236,6 +236,10 @@ at::Tensor RingContext::attend(const at::Tensor& qkv, const AttentionShape& shap
                                double dropout, KeptAttention* kept) const {
   TRIREME_CHECK(dropout == 0.0, "[nn.ring_attention] dropout of attention weights is {}, but must be 0",
                 dropout);
+  TRIREME_CHECK(qkv.size(1) % tokens().pieces() == 0,
+                "[nn.ring_attention] a rank has {} tokens of a sequence, but for a ring two pieces of one "
+                "length; give sequences of a multiple of {} tokens",
+                qkv.size(1), size() * tokens().pieces());
   const std::vector<Range> mine = tokens().ranges(qkv.size(1) * size());
   std::optional<at::Tensor> cosine, sine;
   if (rope.cosine.defined()) {

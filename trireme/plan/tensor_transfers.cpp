@@ -61,6 +61,11 @@ int64_t layer_of(const UnitSpec& unit, const ModelFacts& facts) {
   return found == facts.units.end() || unit.name == kRootUnit || unit.name == kHeadUnit ? -1 : layer;
 }
 
+/// Whether the output that a whole block keeps is that of a ring, which then need not go around again.
+bool keeps_ring_output(const Config& config) {
+  return config.memory.recompute == Recompute::kAllButAttention && settled_cp_kind(config) == CpKind::kRing;
+}
+
 /// Each half of a block enters its cut layers once and leaves them once. Backward gathers the input of the
 /// first layers again, and the gradient of the last one's output; it sums the gradient of the input. A block
 /// that is computed again does not end with its last product, unless dropout or what is cut follows.
@@ -78,7 +83,7 @@ UnitExchanges exchanges_of(const UnitSpec& unit, const Config& config, const Mod
     const bool drops = record_of(model.family).drops && model.dropout > 0.0;
     found.backward += {.gathers = halves,
                        .scatters = halves - (halves == 2 && !drops ? 1 : 0),
-                       .repeated_attentions = attentions};
+                       .repeated_attentions = halves == 2 && keeps_ring_output(config) ? 0 : attentions};
   }
   if (looks_up_words(unit, model)) {
     found.forward += {.scatters = 1};

@@ -45,18 +45,19 @@ AttentionBytes ulysses_bytes(const Config& config, const ModelConfig& held, int6
   return {Collective::kAllToAll, bytes, bytes, bytes};
 }
 
-/// Keys and values visit every rank, and in backward their gradients, in fp32, too. Output that was kept is
-/// not computed again.
+/// Keys and values visit every rank, and in backward their gradients, in fp32, too.
 AttentionBytes ring_bytes(const Config& config, const ModelConfig& held, int64_t tokens) {
   const int64_t passes = config.parallel.cp - 1;
   const int64_t elements = tokens * 2 * held.n_kv_heads * head_dim(held);
   const int64_t forward = passes * elements * bytes_of(config.precision.compute);
-  return {Collective::kSend, forward, config.memory.recompute == Recompute::kAllButAttention ? 0 : forward,
-          forward + passes * elements * kFp32Bytes};
+  return {Collective::kSend, forward, forward, forward + passes * elements * kFp32Bytes};
 }
 
-int64_t sum(const Config& config, const AttentionBytes& bytes) {
-  return bytes.forward + bytes.backward + (computes_blocks_again(config.memory.recompute) ? bytes.again : 0);
+/// Whether GPUs have a fused kernel for attention of some queries over some keys (nn/attention_part.cpp).
+bool has_kernel_of_parts(const Config& config, const ModelConfig& held) {
+  constexpr int64_t kMultiple = 8, kMost = 128;
+  const int64_t dim = head_dim(held);
+  return config.precision.compute != Dtype::kFp32 && dim % kMultiple == 0 && dim <= kMost;
 }
 
 }  // namespace
@@ -76,9 +77,11 @@ CpKind settled_cp_kind(const Config& config) {
   };
   if (!divides(CpKind::kRing)) return CpKind::kUlysses;
   if (!can_share_heads(held.n_heads, held.n_kv_heads, parallel.cp)) return CpKind::kRing;
-  if (config.precision.compute == Dtype::kFp32) return CpKind::kUlysses;
+  if (!has_kernel_of_parts(config, held)) return CpKind::kUlysses;
+  // Not with what recomputation sends: saving memory must change no bit.
   const auto sent = [&](CpKind kind) {
-    return sum(config, attention_bytes(config, kind, held, config.data.seq_len / parallel.cp));
+    const AttentionBytes bytes = attention_bytes(config, kind, held, config.data.seq_len / parallel.cp);
+    return bytes.forward + bytes.backward;
   };
   return sent(CpKind::kRing) < sent(CpKind::kUlysses) ? CpKind::kRing : CpKind::kUlysses;
 }

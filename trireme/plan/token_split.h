@@ -25,8 +25,10 @@ struct TokenSplit {
   std::vector<Range> of_all_ranks(int64_t length) const;
 };
 
-/// parallel.cp_kind; of kAuto the kind that heads and data.seq_len allow, if both do: in fp32 Ulysses (for
-/// a ring GPUs have no kernel), else that which sends fewer bytes. With cp above 1 the model has attention.
+/// parallel.cp_kind; of kAuto the kind that heads and data.seq_len allow, if both do: Ulysses in fp32 and for
+/// heads that are no multiple of 8 or wider than 128 (for a ring of these GPUs have no kernel), else that
+/// which sends fewer bytes in a pass forward and backward, whatever is computed again. With cp above 1 the
+/// model has attention.
 CpKind settled_cp_kind(const Config& config);
 TokenSplit token_split(const Config& config, int64_t cp_rank);
 
@@ -40,7 +42,7 @@ int64_t length_multiple(const Config& config);
 struct AttentionBytes {
   Collective collective = Collective::kAllToAll;
   int64_t forward = 0;
-  int64_t again = 0;  ///< where backward computes the block again
+  int64_t again = 0;  ///< where backward computes attention again
   int64_t backward = 0;
 };
 /// `kind` is settled; `tokens` are those of this rank in a micro-batch. `held` is this rank's model, as
