@@ -8,6 +8,7 @@
 #include "trireme/base/error.h"
 #include "trireme/base/text.h"
 #include "trireme/plan/config_internal.h"
+#include "trireme/plan/text_file.h"
 
 namespace trireme::plan {
 namespace {
@@ -17,14 +18,6 @@ std::string lower(std::string_view text) {
   std::transform(result.begin(), result.end(), result.begin(),
                  [](unsigned char c) { return std::tolower(c); });
   return result;
-}
-
-template <typename Number>
-std::optional<Number> parse_whole_text(std::string_view text) {
-  Number value{};
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
-  return value;
 }
 
 /// YAML allows a plus sign before a number, and from_chars() does not.

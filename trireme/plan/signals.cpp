@@ -4,7 +4,6 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <charconv>
 #include <map>
 #include <set>
 
@@ -29,9 +28,7 @@ std::optional<int64_t> stage_number(std::string_view name) {
   if (digits == name.size() || !name.substr(0, digits).ends_with(kStageWord)) return std::nullopt;
   const std::string_view before = name.substr(0, digits - kStageWord.size());
   if (!before.empty() && before.back() != '_') return std::nullopt;
-  int64_t number = -1;
-  const auto [end, error] = std::from_chars(name.data() + digits, name.data() + name.size(), number);
-  return error == std::errc() ? std::optional(number) : std::nullopt;
+  return parse_whole_text<int64_t>(name.substr(digits));
 }
 
 /// The end of the name by which the signal of a product belongs to another one; empty: it is none.

@@ -3,11 +3,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <charconv>
 #include <set>
 
 #include "trireme/base/error.h"
 #include "trireme/base/text.h"
+#include "trireme/plan/text_file.h"
 #include "trireme/plan/yaml_text.h"
 
 namespace trireme::plan {
@@ -17,9 +17,8 @@ constexpr int64_t kMostWorkers = 65536, kMostDims = 8;
 
 /// A whole number that is not negative; none for other words.
 std::optional<int64_t> parse_count(const std::string& word) {
-  int64_t value = -1;
-  const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), value);
-  if (error != std::errc() || end != word.data() + word.size() || value < 0) return std::nullopt;
+  const std::optional<int64_t> value = parse_whole_text<int64_t>(word);
+  if (!value || *value < 0) return std::nullopt;
   return value;
 }
 

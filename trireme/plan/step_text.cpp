@@ -10,6 +10,7 @@
 #include "trireme/base/text.h"
 #include "trireme/plan/lowering.h"
 #include "trireme/plan/step_program.h"
+#include "trireme/plan/text_file.h"
 
 namespace trireme::plan {
 namespace {
@@ -56,23 +57,6 @@ size_t name_width(const StepProgram& program) {
   size_t width = 4;
   for (const ProgramUnit& unit : program.units) width = std::max(width, quoted(unit.name).size());
   return width;
-}
-
-/// Words of a line; a quoted one may hold blanks.
-std::vector<std::string> words_of(std::string_view line) {
-  std::vector<std::string> words;
-  for (size_t at = 0; at < line.size();) {
-    if (line[at] == ' ' || line[at] == '\t' || line[at] == '\r') {
-      ++at;
-      continue;
-    }
-    const bool quote = line[at] == '"';
-    const size_t begin = at + (quote ? 1 : 0);
-    const size_t end = std::min(line.find_first_of(quote ? "\"" : " \t\r", begin), line.size());
-    words.emplace_back(line.substr(begin, end - begin));
-    at = end + (quote ? 1 : 0);
-  }
-  return words;
 }
 
 class StepReader {

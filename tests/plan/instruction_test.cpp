@@ -1,0 +1,231 @@
+#include "trireme/plan/instruction.h"
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <random>
+#include <set>
+#include <string>
+
+#include "trireme/base/error.h"
+
+namespace trireme::plan {
+namespace {
+
+/// A feed-forward part under tensor parallelism, its loss, and an update by hand.
+const std::string kProgram = R"(trireme.program/1
+t0 = input dtype=fp32 shape=8,16 @pp_stage0 #3
+t1 = input dtype=fp32 shape=16,64 @pp_stage0_colpar #4
+t2 = input dtype=fp32 shape=64,16 @pp_stage0_rowpar #5
+t3 = matmul t0 t1 @pp_stage0_colpar #7
+t4 = gelu t3 @pp_stage0_colpar #8
+free t3
+t5 = matmul t4 t2 @pp_stage0_rowpar #9
+t6 = cross t5 @stage0_to_stage1 #11
+t7 = input dtype=int64 shape=8 @pp_stage1
+t8 = cross_entropy t6 t7 @pp_stage1 #13
+t9 = randn dtype=bf16 seed=17 shape=4,2
+)";
+
+/// The message of what `body` throws; empty: nothing.
+template <typename Body>
+std::string message_of(const Body& body) {
+  try {
+    body();
+  } catch (const ConfigError& error) {
+    return error.what();
+  }
+  return {};
+}
+
+std::string reading(const std::string& lines) {
+  return message_of([&] { program_from_text("trireme.program/1\n" + lines, "p.txt"); });
+}
+
+std::string checking(const std::string& lines) {
+  return message_of([&] { verify(program_from_text("trireme.program/1\n" + lines, "p.txt"), "p.txt"); });
+}
+
+void expect_contains(const std::string& text, const std::string& part) {
+  EXPECT_TRUE(text.find(part) != std::string::npos) << "'" << text << "' lacks '" << part << "'";
+}
+
+TEST(Instruction, IsALineAsTheDocumentWritesIt) {
+  Instruction product{.op = Op::kMatmul, .signal = 0, .inputs = 2, .outputs = 1};
+  product.input = {5, 4};
+  product.output = {7};
+  EXPECT_EQ(to_text(product, {"pp_stage0_colpar"}), "t7 = matmul t5 t4 @pp_stage0_colpar");
+}
+
+TEST(Instruction, ProgramsGoBothWays) {
+  const Program program = program_from_text(kProgram, "p.txt");
+  EXPECT_EQ(program.instructions.size(), 11u);
+  EXPECT_EQ(program.signals, (std::vector<std::string>{"pp_stage0", "pp_stage0_colpar", "pp_stage0_rowpar",
+                                                       "stage0_to_stage1", "pp_stage1"}));
+  EXPECT_EQ(to_text(program), kProgram);
+  EXPECT_EQ(program.instructions[3].line, 7u);
+  const Program spaced = program_from_text(
+      "// a comment\n\ntrireme.program/1\n  t0  =  full   shape=2,3 value=1.5 dtype=bf16 // so\r\n", "p.txt");
+  EXPECT_EQ(to_text(spaced), "trireme.program/1\nt0 = full dtype=bf16 value=1.5 shape=2,3\n");
+}
+
+/// Every operation with every attribute it has, and numbers that need all of their digits.
+TEST(Instruction, EveryOperationAndAttributeGoesBothWays) {
+  std::mt19937_64 random(5);
+  for (int round = 0; round < 50; ++round) {
+    Program program{.signals = {"a", "b/c-d.e"}};
+    for (size_t number = 0; number < kNames<Op>.size(); ++number) {
+      const OpRecord& record = record_of(static_cast<Op>(number));
+      Instruction one{.op = record.op, .line = static_cast<uint32_t>(random() % 3)};
+      one.signal = number == 0 ? 0 : number == 1 ? 1 : static_cast<int32_t>(random() % 3) - 1;
+      one.inputs = static_cast<uint16_t>(random() % (kMostOpInputs + 1));
+      one.outputs = static_cast<uint16_t>(random() % (kMostOpResults + 1));
+      for (size_t i = 0; i < one.inputs; ++i) one.input[i] = static_cast<uint32_t>(random());
+      for (size_t i = 0; i < one.outputs; ++i) one.output[i] = static_cast<uint32_t>(random());
+      for (size_t i = 0; i < record.whole.size(); ++i) {
+        if (record.whole[i] == "dtype")
+          one.attributes.whole[i] = static_cast<int64_t>(random() % 5);
+        else if (!record.whole[i].empty())
+          one.attributes.whole[i] = static_cast<int64_t>(random());
+      }
+      for (size_t i = 0; i < record.real.size(); ++i) {
+        if (!record.real[i].empty())
+          one.attributes.real[i] =
+              std::ldexp(static_cast<double>(random()), static_cast<int>(random() % 200) - 150);
+      }
+      if (!record.list.empty()) {
+        std::vector<int64_t> items(random() % (OpAttributes::kMostListed + 1));
+        for (int64_t& item : items) item = static_cast<int64_t>(random() % 1000) - 500;
+        one.attributes.set_items(items);
+      }
+      program.instructions.push_back(one);
+    }
+    const std::string text = to_text(program);
+    const Program again = program_from_text(text, "p.txt");
+    ASSERT_EQ(again, program) << text;
+    ASSERT_EQ(program_hash(again), program_hash(program));
+  }
+}
+
+TEST(Instruction, TypesFollowFromOperations) {
+  const auto types = verify(program_from_text(kProgram, "p.txt"), "p.txt");
+  ASSERT_EQ(types.size(), 10u);
+  EXPECT_EQ(types.at(4), (TensorType{{8, 64}}));
+  EXPECT_EQ(types.at(6), (TensorType{{8, 16}}));
+  EXPECT_EQ(types.at(8), (TensorType{Shape{}}));
+  EXPECT_EQ(types.at(9), (TensorType{{4, 2}, TensorDtype::kBf16}));
+}
+
+TEST(Instruction, HashesTellMeaningsApart) {
+  const Program program = program_from_text(kProgram, "p.txt");
+  Program moved = program;
+  for (Instruction& one : moved.instructions) one.line += 100;
+  EXPECT_EQ(program_hash(moved), program_hash(program)) << "lines of the source do not count";
+  std::set<uint64_t> hashes = {program_hash(program)};
+  const std::pair<const char*, const char*> edits[] = {
+      {"matmul t4 t2", "matmul t2 t4"}, {"gelu", "silu"}, {"seed=17", "seed=18"}, {"free t3", "free t4"},
+      {"@pp_stage1 ", "@pp_stage2 "},   {"4,2", "2,4"},   {"t9 =", "t10 ="},      {"bf16", "fp16"}};
+  for (const auto& [from, to] : edits) {
+    std::string text = kProgram;
+    text.replace(text.find(from), std::string(from).size(), to);
+    hashes.insert(program_hash(program_from_text(text, "p.txt")));
+  }
+  EXPECT_EQ(hashes.size(), 1 + std::size(edits));
+}
+
+TEST(Instruction, LinesThatCannotBeReadAreNamed) {
+  const std::pair<const char*, const char*> lines[] = {
+      {"t1 = matmull t0 t0", "p.txt:2: unknown operation 'matmull', did you mean 'matmul'?"},
+      {"t1 = xyzzy t0", "unknown operation 'xyzzy'; see"},
+      {"t1 =", "there is no operation"},
+      {"= relu t0", "no result before '='"},
+      {"x = relu t0", "'x' is no tensor"},
+      {"t1 = relu \"\"", "'' is no tensor"},
+      {"t1 = relu 5", "'5' is no tensor"},
+      {"t1 = relu t99999999999", "is no tensor"},
+      {"t1 t2 t3 t4 t5 = split t0", "more than 4 results"},
+      {"t1 = cat t0 t0 t0 t0 t0 t0 t0", "more than 6 operands"},
+      {"t1 = relu t0 dim=1", "'relu' has no attribute 'dim'"},
+      {"t1 = softmax t0 dims=1", "'softmax' has no attribute 'dims'; it has dim"},
+      {"t1 = softmax t0 =1", "has no attribute ''"},
+      {"t1 = softmax t0 dim=1 dim=2", "dim is given twice"},
+      {"t1 = softmax t0 dim=one", "dim=one is no whole number"},
+      {"t1 = scale t0 by=nan", "by=nan is no number"},
+      {"t1 = scale t0 by=", "by= is no number"},
+      {"t1 = cast t0 dtype=fp8", "is no dtype; use fp32, bf16"},
+      {"t1 = reshape t0 shape=1,,2", "is no list of whole numbers"},
+      {"t1 = reshape t0 shape=1,2,3,4,5,6,7,8,9", "has 9 numbers; there may be 8"},
+      {"t1 = relu t0 @", "'@' needs the name"},
+      {"t1 = relu t0 @a @b", "two signals"},
+      {"t1 = relu t0 #0", "'#0' is no line"},
+      {"free t0 by=1", "'free' has no attribute 'by'"},
+  };
+  for (const auto& [line, said] : lines) expect_contains(reading(line), said);
+  expect_contains(message_of([] { program_from_text("t0 = relu t1\n", "p.txt"); }),
+                  "p.txt:1: a program begins");
+  expect_contains(message_of([] { program_from_text("\n", "p.txt"); }), "no line says 'trireme.program/1'");
+}
+
+TEST(Instruction, ProgramsThatCannotRunAreNamed) {
+  const std::string made = "t0 = input dtype=fp32 shape=4,8\n";
+  const std::pair<std::string, const char*> programs[] = {
+      {"t1 = relu t0 #9\n", "instruction 1 't1 = relu t0 #9': t0 is used before it is made"},
+      {made + "free t0\nt1 = relu t0\n", "instruction 3 't1 = relu t0': t0 was freed by instruction 2"},
+      {made + "free t0\nfree t0\n", "was freed by instruction 2"},
+      {made + made, "t0 is made twice"},
+      {made + "t1 = matmul t0 t0\n", "the first has 8 columns, the second 4 rows"},
+      {made + "t1 t2 = relu t0\n", "it has 1 results, and names 2"},
+      {made + "t1 = sgd_ t0 t0\n", "it has 0 results, and names 1"},
+      {made + "t1 t2 = split t0 dim=1 sizes=4,2\n", "sizes add up to 6, not to 8"},
+      {made + "t1 = cross t0\n", "to the workers of a signal; add '@'"},
+      {made + "t1 = cross t0 t0 @b\n", "a tensor crosses alone"},
+      {made + "t1 = input t0\n", "an input has no operands"},
+      {"t0 = input shape=-4\n", "negative dimension"},
+      {made + "t1 = free t0\n", "'free' takes one tensor"},
+  };
+  for (const auto& [text, said] : programs) expect_contains(checking(text), said);
+  EXPECT_EQ(checking(made + "t1 t2 = split t0 dim=1 sizes=4,4\nadd_ t1 t2\nfree t0\n"), "");
+}
+
+/// Records that no text made, as a message of another process may hold them.
+TEST(Instruction, RecordsThatCannotBeAreRefused) {
+  const auto refused = [](const Instruction& one) {
+    return message_of([&] { verify({.signals = {}, .instructions = {one}}, "x"); });
+  };
+  expect_contains(refused({.inputs = 7}), "7 operands");
+  expect_contains(refused({.outputs = 5}), "5 results");
+  expect_contains(refused({.signal = 3}), "there is no signal 3");
+  expect_contains(refused({.signal = -2}), "there is no signal -2");
+  expect_contains(refused({.op = static_cast<Op>(999)}), "there is no operation 999");
+  expect_contains(refused({.kind = static_cast<InstructionKind>(9)}), "there is no kind 9");
+  Instruction listed{.outputs = 1};
+  listed.attributes.listed = 100;
+  expect_contains(refused(listed), "a list of 100 numbers");
+  listed.attributes.listed = 0;
+  listed.attributes.real[0] = HUGE_VAL;
+  expect_contains(refused(listed), "no finite number");
+}
+
+/// Texts with wrong bytes are read or refused, and nothing else.
+TEST(Instruction, EditedTextsAreReadOrRefused) {
+  std::mt19937 random(3);
+  const std::string letters = "t0123456789=@#., _-ablmnorxy/\"\n";
+  int64_t read = 0, refused = 0;
+  for (int round = 0; round < 20000; ++round) {
+    std::string text = kProgram;
+    for (int edit = 0; edit < 3; ++edit) text[random() % text.size()] = letters[random() % letters.size()];
+    const std::string message = message_of([&] {
+      const Program program = program_from_text(text, "p.txt");
+      EXPECT_EQ(program_hash(program_from_text(to_text(program), "p.txt")), program_hash(program)) << text;
+      verify(program, "p.txt");
+    });
+    (message.empty() ? read : refused) += 1;
+  }
+  EXPECT_EQ(read + refused, 20000);
+  EXPECT_GT(refused, 1000);
+  EXPECT_GT(read, 100);
+}
+
+}  // namespace
+}  // namespace trireme::plan

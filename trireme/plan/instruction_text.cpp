@@ -1,0 +1,271 @@
+// Programs as text, both ways.
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "trireme/base/error.h"
+#include "trireme/base/text.h"
+#include "trireme/plan/instruction.h"
+#include "trireme/plan/text_file.h"
+
+namespace trireme::plan {
+namespace {
+
+constexpr std::string_view kFormat = "trireme.program/1";
+constexpr std::string_view kInputWord = "input", kCrossWord = "cross", kFreeWord = "free";
+constexpr std::string_view kDtypeWord = "dtype";
+
+/// The record by which attributes of an instruction are named: an input has those of a tensor that is made.
+const OpRecord& record_of(const Instruction& instruction) {
+  return record_of(instruction.kind == InstructionKind::kInput ? Op::kFull : instruction.op);
+}
+
+bool has_attributes(const Instruction& instruction) {
+  return instruction.kind == InstructionKind::kOp || instruction.kind == InstructionKind::kInput;
+}
+
+std::string_view word_of(const Instruction& instruction) {
+  switch (instruction.kind) {
+    case InstructionKind::kInput:
+      return kInputWord;
+    case InstructionKind::kCross:
+      return kCrossWord;
+    case InstructionKind::kFree:
+      return kFreeWord;
+    case InstructionKind::kOp:
+      return name(instruction.op);
+  }
+  throw LogicError("[plan.program] unknown kind {}", static_cast<int>(instruction.kind));
+}
+
+bool is_dtype(std::string_view attribute, int64_t value) {
+  return attribute == kDtypeWord && 0 <= value && value < std::ssize(kNames<TensorDtype>);
+}
+
+/// " dim=1 by=0.5 shape=4,64": those that are not 0; a dtype always.
+std::string attributes_text(const Instruction& instruction) {
+  const OpRecord& record = record_of(instruction);
+  const OpAttributes& attributes = instruction.attributes;
+  std::string text;
+  for (size_t i = 0; i < record.whole.size(); ++i) {
+    const int64_t value = attributes.whole[i];
+    if (is_dtype(record.whole[i], value))
+      text += fmt::format(" {}={}", record.whole[i], static_cast<TensorDtype>(value));
+    else if (!record.whole[i].empty() && value != 0)
+      text += fmt::format(" {}={}", record.whole[i], value);
+  }
+  for (size_t i = 0; i < record.real.size(); ++i) {
+    const double value = attributes.real[i];
+    if (!record.real[i].empty() && (value != 0 || std::signbit(value)))
+      text += fmt::format(" {}={}", record.real[i], value);
+  }
+  if (attributes.listed > 0) text += fmt::format(" {}={}", record.list, fmt::join(attributes.items(), ","));
+  return text;
+}
+
+/// Reads one line.
+class LineReader {
+ public:
+  LineReader(std::vector<std::string> words, std::string at, Program& program)
+      : words_(std::move(words)), at_(std::move(at)), program_(program) {}
+
+  Instruction read() {
+    read_results();
+    read_word();
+    while (next_ < words_.size()) read_rest(words_[next_++]);
+    if (has_attributes(instruction_) || given_.empty()) return instruction_;
+    fail(fmt::format("'{}' has no attribute '{}'", word_of(instruction_), given_.front()));
+  }
+
+ private:
+  [[noreturn]] void fail(const std::string& what) const {
+    throw ConfigError("[plan.program] {}: {}", at_, what);
+  }
+
+  static bool is_tensor(std::string_view word) {
+    return word.size() > 1 && word[0] == 't' &&
+           word.find_first_not_of("0123456789", 1) == std::string_view::npos;
+  }
+
+  uint32_t tensor(std::string_view word) const {
+    const auto number = is_tensor(word) ? parse_whole_text<uint32_t>(word.substr(1)) : std::nullopt;
+    if (!number) fail(fmt::format("'{}' is no tensor; tensors are t0, t1, ...", word));
+    return *number;
+  }
+
+  void read_results() {
+    const auto equals = std::ranges::find(words_, "=");
+    if (equals == words_.end()) return;
+    for (; words_[next_] != "="; ++next_) {
+      if (instruction_.outputs == kMostOpResults) fail(fmt::format("more than {} results", kMostOpResults));
+      instruction_.output[instruction_.outputs++] = tensor(words_[next_]);
+    }
+    if (instruction_.outputs == 0) fail("there is no result before '='");
+    ++next_;
+  }
+
+  void read_word() {
+    if (next_ == words_.size()) fail("there is no operation; write 't1 = relu t0'");
+    const std::string& word = words_[next_++];
+    const std::optional<Op> op = parse<Op>(word);
+    if (word == kInputWord) {
+      instruction_.kind = InstructionKind::kInput;
+    } else if (word == kCrossWord) {
+      instruction_.kind = InstructionKind::kCross;
+    } else if (word == kFreeWord) {
+      instruction_.kind = InstructionKind::kFree;
+    } else if (op) {
+      instruction_.op = *op;
+    } else {
+      fail_unknown_word(word);
+    }
+  }
+
+  [[noreturn]] void fail_unknown_word(const std::string& word) const {
+    std::vector<std::string> names = {std::string(kInputWord), std::string(kCrossWord),
+                                      std::string(kFreeWord)};
+    for (const std::string_view one : kNames<Op>) names.emplace_back(one);
+    const std::string near = nearest_name(word, names);
+    fail(fmt::format(
+        "unknown operation '{}'{}", word,
+        near.empty() ? "; see the list in plan/ops.h" : fmt::format(", did you mean '{}'?", near)));
+  }
+
+  void read_rest(const std::string& word) {
+    if (word.starts_with('@')) return read_signal(word.substr(1));
+    if (word.starts_with('#')) return read_line(word.substr(1));
+    const size_t equals = word.find('=');
+    if (equals != std::string::npos) return read_attribute(word.substr(0, equals), word.substr(equals + 1));
+    if (instruction_.inputs == kMostOpInputs) fail(fmt::format("more than {} operands", kMostOpInputs));
+    instruction_.input[instruction_.inputs++] = tensor(word);
+  }
+
+  void read_signal(const std::string& signal) {
+    if (signal.empty()) fail("'@' needs the name of a signal");
+    if (instruction_.signal != Instruction::kNoSignal) fail("there are two signals; remove one");
+    const auto found = std::ranges::find(program_.signals, signal);
+    instruction_.signal = static_cast<int32_t>(found - program_.signals.begin());
+    if (found == program_.signals.end()) program_.signals.push_back(signal);
+  }
+
+  void read_line(const std::string& number) {
+    const std::optional<uint32_t> line = parse_whole_text<uint32_t>(number);
+    if (!line || *line == 0) fail(fmt::format("'#{}' is no line; lines are #1, #2, ...", number));
+    instruction_.line = *line;
+  }
+
+  void read_attribute(const std::string& key, const std::string& value) {
+    if (std::ranges::find(given_, key) != given_.end())
+      fail(fmt::format("{} is given twice; remove one", key));
+    given_.push_back(key);
+    if (!has_attributes(instruction_)) return;
+    const OpRecord& record = record_of(instruction_);
+    const auto whole = std::ranges::find(record.whole, key);
+    const auto real = std::ranges::find(record.real, key);
+    if (!key.empty() && whole != record.whole.end()) {
+      instruction_.attributes.whole[static_cast<size_t>(whole - record.whole.begin())] =
+          whole_number(key, value);
+    } else if (!key.empty() && real != record.real.end()) {
+      const std::optional<double> number = parse_whole_text<double>(value);
+      if (!number || !std::isfinite(*number)) fail(fmt::format("{}={} is no number", key, value));
+      instruction_.attributes.real[static_cast<size_t>(real - record.real.begin())] = *number;
+    } else if (!key.empty() && record.list == key) {
+      read_list(key, value);
+    } else {
+      fail_unknown_attribute(record, key);
+    }
+  }
+
+  int64_t whole_number(const std::string& key, const std::string& value) const {
+    if (key == kDtypeWord) {
+      const std::optional<TensorDtype> dtype = parse<TensorDtype>(value);
+      if (!dtype)
+        fail(fmt::format("{}={} is no dtype; use {}", key, value, fmt::join(kNames<TensorDtype>, ", ")));
+      return static_cast<int64_t>(*dtype);
+    }
+    const std::optional<int64_t> number = parse_whole_text<int64_t>(value);
+    if (!number) fail(fmt::format("{}={} is no whole number", key, value));
+    return *number;
+  }
+
+  void read_list(const std::string& key, const std::string& value) {
+    std::vector<int64_t> items;
+    for (const std::string& item : split(value, ',')) {
+      const std::optional<int64_t> number = parse_whole_text<int64_t>(item);
+      if (!number) fail(fmt::format("{}={} is no list of whole numbers; write {}=4,64", key, value, key));
+      items.push_back(*number);
+    }
+    if (items.size() > OpAttributes::kMostListed)
+      fail(fmt::format("{} has {} numbers; there may be {}", key, items.size(), OpAttributes::kMostListed));
+    instruction_.attributes.set_items(items);
+  }
+
+  [[noreturn]] void fail_unknown_attribute(const OpRecord& record, const std::string& key) const {
+    std::vector<std::string> names;
+    const auto add = [&names](std::string_view one) {
+      if (!one.empty()) names.emplace_back(one);
+    };
+    std::ranges::for_each(record.whole, add);
+    std::ranges::for_each(record.real, add);
+    add(record.list);
+    fail(fmt::format("'{}' has no attribute '{}'{}", word_of(instruction_), key,
+                     names.empty() ? "" : fmt::format("; it has {}", join(names, ", "))));
+  }
+
+  std::vector<std::string> words_;
+  std::string at_;
+  Program& program_;
+  Instruction instruction_;
+  std::vector<std::string> given_;
+  size_t next_ = 0;
+};
+
+}  // namespace
+
+std::string to_text(const Instruction& instruction, const std::vector<std::string>& signals) {
+  std::string text;
+  for (size_t i = 0; i < instruction.outputs; ++i) text += fmt::format("t{} ", instruction.output[i]);
+  if (instruction.outputs > 0) text += "= ";
+  text += word_of(instruction);
+  for (size_t i = 0; i < instruction.inputs; ++i) text += fmt::format(" t{}", instruction.input[i]);
+  if (has_attributes(instruction)) text += attributes_text(instruction);
+  if (instruction.signal != Instruction::kNoSignal)
+    text += " @" + signals.at(static_cast<size_t>(instruction.signal));
+  if (instruction.line > 0) text += fmt::format(" #{}", instruction.line);
+  return text;
+}
+
+std::string to_text(const Program& program) {
+  std::string text = fmt::format("{}\n", kFormat);
+  for (const Instruction& instruction : program.instructions)
+    text += to_text(instruction, program.signals) + "\n";
+  return text;
+}
+
+Program program_from_text(std::string_view text, const std::string& name) {
+  Program program;
+  bool has_format = false;
+  const std::vector<std::string> lines = split(text, '\n');
+  for (size_t line = 0; line < lines.size(); ++line) {
+    std::vector<std::string> words =
+        words_of(std::string_view(lines[line]).substr(0, lines[line].find("//")));
+    if (words.empty()) continue;
+    const std::string at = fmt::format("{}:{}", name, line + 1);
+    if (!has_format && (words.size() != 1 || words.front() != kFormat)) {
+      throw ConfigError("[plan.program] {}: a program begins with the line '{}'", at, kFormat);
+    }
+    if (has_format) program.instructions.push_back(LineReader(std::move(words), at, program).read());
+    has_format = true;
+  }
+  if (!has_format) throw ConfigError("[plan.program] {}: no line says '{}'", name, kFormat);
+  return program;
+}
+
+Program load_program(const std::string& path) {
+  constexpr size_t kMostProgramText = size_t{64} << 20;
+  return program_from_text(read_text_file(path, kMostProgramText), path);
+}
+
+}  // namespace trireme::plan
