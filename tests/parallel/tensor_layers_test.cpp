@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <torch/nn/modules/linear.h>
 
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -54,10 +55,16 @@ TEST(TensorLayers, RanksExchangeThreeNumbersARowAndNoLogits) {
   run_ranks(2, [&](std::shared_ptr<World> world) {
     const comm::Mesh mesh = tensor_mesh(world);
     const at::Tensor logits = random(1, {64, 500}), targets = at::arange(64);
-    parallel::vocab_parallel_cross_entropy(logits, targets, 1000, mesh.tp);
-    int64_t bytes = 0;
-    for (const auto& [kind, traffic] : mesh.tp->traffic()) bytes += traffic.bytes;
-    EXPECT_EQ(bytes, 64 * 3 * 4);
+    const parallel::VocabParallelCrossEntropy cross_entropy(1000, mesh.tp);
+    const auto sent = [&] {
+      int64_t bytes = 0;
+      for (const auto& [kind, traffic] : mesh.tp->traffic()) bytes += traffic.bytes;
+      return bytes;
+    };
+    cross_entropy.forward(logits, targets);
+    const int64_t before = sent();
+    cross_entropy.forward(logits, targets);
+    EXPECT_EQ(sent() - before, 64 * 3 * 4);
   });
 }
 
@@ -77,6 +84,20 @@ TEST(TensorLayers, WordsThatNoRankHasAreRefused) {
     expect_refusal(
         [&] { parallel::vocab_parallel_cross_entropy(logits, at::zeros({3}, at::kLong), 11, mesh.tp); },
         {"2 rows of logits, but 3 targets"});
+  });
+}
+
+TEST(TensorLayers, RanksOfAGroupReadOneBatch) {
+  run_ranks(2, [&](std::shared_ptr<World> world) {
+    const comm::Mesh mesh = tensor_mesh(world);
+    const parallel::VocabParallelEmbedding words(12, 4, mesh.tp);
+    const at::Tensor alike = at::arange(6).view({2, 3}), logits = random(1, {6, 6});
+    for (const at::Tensor& other : {at::Tensor(alike + world->rank()), alike.roll(world->rank())}) {
+      expect_refusal([&] { words.forward(other); }, {"ranks 0 and 1", "different indices", "same batch"});
+      expect_refusal([&] { parallel::vocab_parallel_cross_entropy(logits, other.flatten(), 12, mesh.tp); },
+                     {"ranks 0 and 1", "different targets", "Mesh::dp_rank"});
+    }
+    words.forward(alike);
   });
 }
 
@@ -156,8 +177,8 @@ TEST(TensorLayers, SizesThatCannotBeCutAreRefusedWithTheNumbersThatCan) {
 
 /// A module that says what is not so.
 struct Liar : torch::nn::Module, parallel::HasParts {
-  explicit Liar(std::map<std::string, plan::Part> says) : said(std::move(says)) {
-    weight = register_parameter("weight", random(1, {4, 3}));
+  explicit Liar(std::map<std::string, plan::Part> says, uint64_t seed = 1) : said(std::move(says)) {
+    weight = register_parameter("weight", random(seed, {4, 3}));
   }
   std::map<std::string, plan::Part> parts() const override { return said; }
   at::Tensor weight;
@@ -181,7 +202,65 @@ TEST(TensorLayers, PartsThatAreNotSoAreRefused) {
     refuses({{"weight", {.whole = {12, 3}, .start = {4 * world->rank(), 0}}}},
             {"elements 24 to 36 are missing"});
     // A copy whose gradients nobody adds up.
-    refuses({{"weight", {.copies = 1, .copy = world->rank()}}}, {"weight is not split along it"});
+    refuses({{"weight", {.copies = 1, .copy = world->rank()}}},
+            {"copy 0 of 1 copies of weight", "leave out of parts() what all ranks have whole"});
+    // Draws of one generator.
+    refuses({{"weight", {.whole = {8, 3}, .start = {4 * world->rank(), 0}}}},
+            {"ranks 0 and 1 along tp have different parts of weight", "the same values", "load_weights()"});
+  });
+}
+
+TEST(TensorLayers, CopiesAreThoseOfNeighbours) {
+  run_ranks(4, [&](std::shared_ptr<World> world) {
+    const comm::Mesh mesh = tensor_mesh(world);
+    const int64_t rank = world->rank();
+    const auto liar = [&](int64_t rows, int64_t copies, int64_t copy) {
+      const plan::Part part{.whole = {8, 3}, .start = {rows, 0}, .copies = copies, .copy = copy};
+      return std::make_shared<Liar>(std::map<std::string, plan::Part>{{"weight", part}},
+                                    static_cast<uint64_t>(rows) + 1);
+    };
+    const auto refuses = [&](const std::shared_ptr<Liar>& net, const std::vector<std::string>& words) {
+      expect_refusal([&] { parallel::fully_shard(*net, mesh); }, words);
+    };
+    // Those of ranks 0 and 2, and of ranks 1 and 3.
+    refuses(liar(4 * (rank % 2), 2, rank / 2), {"rank 1 of 4 along tp", "copy 0 of 2 copies of weight"});
+    refuses(liar(4 * (rank % 2), 2, rank % 2),
+            {"rank 1 of 4", "begins at [4, 0]", "neighbours with one box"});
+    refuses(liar(4 * (rank / 2), 3, rank % 3), {"3 copies of weight", "divide the ranks"});
+    refuses(liar(4 * (rank / 2), 0, 0), {"0 copies of weight"});
+    EXPECT_NO_THROW(parallel::fully_shard(*liar(4 * (rank / 2), 2, rank % 2), mesh));
+  });
+}
+
+/// As the slopes of a rank's heads are, which those of rank 0 would take the place of.
+TEST(TensorLayers, BuffersOfARanksPartAreRefused) {
+  run_ranks(2, [&](std::shared_ptr<World> world) {
+    const comm::Mesh mesh = tensor_mesh(world);
+    const auto layer = seeded([&] { return std::make_shared<RowLinear>(4, 2, mesh.tp); });
+    layer->register_buffer("mask", at::ones({3}));
+    at::Tensor& slopes = layer->register_buffer("slopes", at::full({2}, world->rank()));
+    expect_refusal([&] { parallel::fully_shard(*layer, mesh); },
+                   {"ranks 0 and 1 along tp", "the buffer slopes", "plain member"});
+    slopes.fill_(1);
+    const auto engine = parallel::fully_shard(*layer, mesh);
+    slopes.fill_(world->rank());
+    parallel::sync_buffers(*layer, mesh);
+    EXPECT_EQ(slopes[0].item<int64_t>(), world->rank());
+  });
+}
+
+/// 5 words on 2 ranks are 3 and 2, so that a rank alone would choose other units.
+TEST(TensorLayers, RanksWithUnevenPartsChooseTheSameUnits) {
+  run_ranks(2, [&](std::shared_ptr<World> world) {
+    const comm::Mesh mesh = tensor_mesh(world);
+    const auto net = std::make_shared<torch::nn::Module>();
+    const auto words =
+        seeded([&] { return std::make_shared<parallel::VocabParallelEmbedding>(5, 8, mesh.tp); });
+    net->register_module("words", words);
+    for (const int64_t least : {16, 20, 24}) {
+      const auto engine = parallel::fully_shard(*net, mesh, {.min_unit_numel = least});
+      EXPECT_EQ(engine->units().front()->name() == "words", least <= 20) << least;
+    }
   });
 }
 
@@ -205,6 +284,9 @@ TEST(TensorLayers, RanksThatShareLayersNeedOneLoss) {
       expect_refusal([&] { engine->backward(loss + static_cast<double>(world->rank())); },
                      {"ranks 0 and 1 share layers", "Mesh::dp_rank"});
     }
+    for (const double factor : {1.001, std::numeric_limits<double>::quiet_NaN()})
+      expect_refusal([&] { engine->backward(world->rank() == 0 ? loss : loss * factor); },
+                     {"their losses are"});
     engine->backward(loss);
     for (const parallel::Hook hook : {parallel::Hook::kTopK, parallel::Hook::kPowerSgd}) {
       RowLinear other(4, 2, mesh.tp);

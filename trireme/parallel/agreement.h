@@ -1,6 +1,8 @@
 #pragma once
 // What ranks compare before they go on together, so that what one of them refuses, or has differently, ends
 // the call on all of them and nobody waits. Private to parallel/*.cpp.
+#include <ATen/core/Tensor.h>
+
 #include <exception>
 #include <string>
 #include <vector>
@@ -16,8 +18,8 @@ namespace trireme::parallel {
 void check_alike(const std::vector<std::string>& lines, const std::exception_ptr& refusal,
                  const comm::Mesh& mesh, const char* operation);
 
-/// Ranks along tp that compute one loss of a module that is cut have the same. Collective over mesh.stage.
-/// Throws LogicError on all of its ranks when some do not.
-void check_same_loss(double loss, const comm::Mesh& mesh);
+/// Ranks along tp that compute one loss of a module that is cut have the same, but for the rounding of its
+/// dtype. Collective over mesh.stage. Throws LogicError on all of its ranks when some do not.
+void check_same_loss(const at::Tensor& loss, const comm::Mesh& mesh);
 
 }  // namespace trireme::parallel

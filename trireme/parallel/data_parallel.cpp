@@ -195,7 +195,7 @@ double DataParallel::loss_share() const {
 /// Once, since the host waits: a program that gives ranks along tp other data does so from the start.
 void DataParallel::check_alike_along_tp(const at::Tensor& loss) {
   if (!options_.users_module || mesh_.tp->size() == 1 || loss_compared_) return;
-  check_same_loss(loss.item<double>(), mesh_);
+  check_same_loss(loss, mesh_);
   loss_compared_ = true;
 }
 

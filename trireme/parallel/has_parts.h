@@ -38,8 +38,14 @@ Parts declared_parts(const torch::nn::Module& module);
 Parts parts_on(const torch::nn::Module& module, const comm::Mesh& mesh);
 
 /// Throws LogicError, on all ranks alike, unless the parts of the ranks along mesh.tp are each whole
-/// parameter, once. Every rank has named the same parameters with the same dimensions. Collective over
-/// mesh.stage, where there are parts.
+/// parameter, once, copies are those of neighbours, and different parts of one parameter have different
+/// values. Every rank has named the same parameters with the same dimensions. Collective over mesh.stage,
+/// where there are parts.
 void check_cover(const torch::nn::Module& module, const Parts& parts, const comm::Mesh& mesh);
+
+/// Throws LogicError, on all ranks alike, for a buffer that ranks along mesh.tp have different values of,
+/// which those of the first rank would take the place of. Every rank has the same buffers in the same order.
+/// Collective over mesh.stage, where there are parts.
+void check_buffers_alike(const torch::nn::Module& module, const Parts& parts, const comm::Mesh& mesh);
 
 }  // namespace trireme::parallel

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "trireme/base/error.h"
+#include "trireme/base/hash.h"
 #include "trireme/nn/autograd.h"
 #include "trireme/nn/vocabulary_part.h"
 #include "trireme/parallel/kept_group.h"
@@ -171,6 +172,25 @@ std::vector<int64_t> first_words(int64_t words, const comm::Group& group) {
   return first;
 }
 
+/// `what` as "targets". Ranks that read different batches would train on neither of them.
+void check_same_batch(const char* layer, const char* what, const at::Tensor& read, comm::Group& group,
+                      bool& compared) {
+  if (group.size() == 1 || std::exchange(compared, true)) return;
+  const at::Tensor values = read.detach().to(at::kCPU).contiguous();
+  const uint64_t sizes = xxh3(values.sizes().data(), values.sizes().size() * sizeof(int64_t));
+  const auto [upper, lower] = comm::in_halves(xxh3(values.const_data_ptr(), values.nbytes(), sizes));
+  const auto ranks = comm::gather_scalars(group, {upper, lower});
+  const auto other = std::ranges::find_if(ranks, [&](const auto& rank) { return rank != ranks.front(); });
+  if (other == ranks.end()) return;
+  compared = false;
+  throw LogicError(
+      "[parallel.{}] ranks {} and {} share the layer, but have different {}: here they are ({}); ranks of a "
+      "tp "
+      "group must read the same batch, that of Mesh::dp_rank",
+      layer, group.ranks().front(), group.ranks()[static_cast<size_t>(other - ranks.begin())], what,
+      fmt::join(read.sizes(), ", "));
+}
+
 }  // namespace
 
 SplitRows::SplitRows(GroupPtr group) : group_(checked(group, "split_rows")) {}
@@ -279,6 +299,7 @@ std::map<std::string, plan::Part> VocabParallelEmbedding::parts() const {
 }
 
 at::Tensor VocabParallelEmbedding::forward(const at::Tensor& indices) const {
+  check_same_batch("vocab_embedding", "indices", indices, *group_, compared_);
   if (indices.is_cpu() && indices.numel() > 0) {
     const int64_t least = indices.min().item<int64_t>(), most = indices.max().item<int64_t>();
     if (least < 0 || most >= words_) {
@@ -300,6 +321,7 @@ VocabParallelCrossEntropy::VocabParallelCrossEntropy(int64_t words, GroupPtr gro
 }
 
 at::Tensor VocabParallelCrossEntropy::forward(const at::Tensor& logits, const at::Tensor& targets) const {
+  check_same_batch("vocab_cross_entropy", "targets", targets, *group_, compared_);
   check_features("vocab_cross_entropy", logits,
                  plan::shard_range(words_, group_->size(), group_->rank()).size());
   const at::Tensor loss = nn::cut_cross_entropy(logits, {.targets = targets}, joint_);

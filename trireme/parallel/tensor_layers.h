@@ -111,7 +111,8 @@ class VocabParallelEmbedding : public torch::nn::Module, public HasParts {
                          Rows rows = Rows::kAll);
   /// indices (..., T) int64, the same on all ranks -> (..., T, width), or (..., T / n, width) with split
   /// rows. An all-reduce, in backward too; with split rows as RowLinear. Throws DataError on a CPU for
-  /// indices that no row has.
+  /// indices that no row has, and on all ranks LogicError where those of the first call differ: it alone
+  /// compares them, since the host waits.
   at::Tensor forward(const at::Tensor& indices) const;
   std::map<std::string, plan::Part> parts() const override;
 
@@ -121,6 +122,7 @@ class VocabParallelEmbedding : public torch::nn::Module, public HasParts {
   int64_t words_;
   std::shared_ptr<comm::Group> group_;
   Rows rows_;
+  mutable bool compared_ = false;
 };
 
 /// Mean cross-entropy in nats over a vocabulary of which each rank has its part of the logits, as a
@@ -130,16 +132,18 @@ class VocabParallelCrossEntropy : public torch::nn::Module {
   VocabParallelCrossEntropy(int64_t words, std::shared_ptr<comm::Group> group);
   /// logits (..., this rank's words), targets (...) int64, the same on all ranks -> scalar fp32, the same on
   /// all ranks. Targets of -100 are ignored, as torch does. Throws DataError on a CPU for other targets that
-  /// are no words.
+  /// are no words, and LogicError as VocabParallelEmbedding does where ranks have different targets.
   at::Tensor forward(const at::Tensor& logits, const at::Tensor& targets) const;
 
  private:
   int64_t words_;
   std::shared_ptr<comm::Group> group_;
   nn::JointPtr joint_;
+  mutable bool compared_ = false;
 };
 
-/// VocabParallelCrossEntropy without an object: `words` is the size of the whole vocabulary.
+/// VocabParallelCrossEntropy without an object, so that each call compares targets: `words` is the size of
+/// the whole vocabulary.
 at::Tensor vocab_parallel_cross_entropy(const at::Tensor& logits, const at::Tensor& targets, int64_t words,
                                         const std::shared_ptr<comm::Group>& group);
 

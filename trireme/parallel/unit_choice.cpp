@@ -3,7 +3,6 @@
 #include <torch/nn/module.h>
 
 #include <algorithm>
-#include <set>
 
 #include "trireme/parallel/module_parameters.h"
 
@@ -26,13 +25,14 @@ std::string path_of(const std::string& parent, const std::string& name) {
 }
 
 ModuleSize measure(const torch::nn::Module& module, const std::string& path,
-                   const std::set<std::string>& first_names) {
+                   const std::map<std::string, int64_t>& elements) {
   ModuleSize size{.container = is_container(module)};
   for (const auto& entry : module.named_parameters(/*recurse=*/false)) {
-    if (first_names.contains(path_of(path, entry.key()))) size.direct += entry.value().numel();
+    const auto counted = elements.find(path_of(path, entry.key()));
+    if (counted != elements.end()) size.direct += counted->second;
   }
   for (const auto& child : module.named_children()) {
-    size.children.push_back(measure(*child.value(), path_of(path, child.key()), first_names));
+    size.children.push_back(measure(*child.value(), path_of(path, child.key()), elements));
     size.children.back().name = child.key();
   }
   return size;
@@ -120,10 +120,11 @@ int64_t ModuleSize::total() const {
   return sum;
 }
 
-ModuleSize sizes_of(const torch::nn::Module& module) {
-  std::set<std::string> first_names;
-  for (const ModuleParameter& param : module_parameters(module)) first_names.insert(param.name);
-  return measure(module, "", first_names);
+ModuleSize sizes_of(const torch::nn::Module& module, const std::map<std::string, int64_t>& shares) {
+  std::map<std::string, int64_t> elements = shares;
+  for (const ModuleParameter& param : module_parameters(module))
+    elements.try_emplace(param.name, param.tensor.numel());
+  return measure(module, "", elements);
 }
 
 std::vector<std::string> choose_blocks(const ModuleSize& module, int64_t min_unit_numel) {

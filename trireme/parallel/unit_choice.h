@@ -2,6 +2,7 @@
 // Which submodules fully_shard() makes units of when options name none: it goes by their structure and size,
 // which are the same on all ranks.
 #include <cstdint>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -20,8 +21,9 @@ struct ModuleSize {
   int64_t total() const;                  ///< elements, with those of all submodules
 };
 
-/// The sizes of `module` and its submodules, the same on all ranks.
-ModuleSize sizes_of(const torch::nn::Module& module);
+/// The sizes of `module` and its submodules, the same on all ranks. `shares`: elements that parameters with
+/// these first names count for, where ranks hold parts of different sizes.
+ModuleSize sizes_of(const torch::nn::Module& module, const std::map<std::string, int64_t>& shares = {});
 
 /// Paths of submodules, none within another, for one unit each; all other parameters stay in the root. From
 /// the root down, a submodule is entered when it has more than a quarter of all elements, or when its

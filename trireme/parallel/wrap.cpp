@@ -51,16 +51,24 @@ void note_parts(std::vector<plan::UnitSpec>& units, const Parts& parts) {
   }
 }
 
+/// What parameters that are cut count for where ranks along tp, whose parts may differ in size, choose alike.
+std::map<std::string, int64_t> equal_shares(const Parts& parts, const comm::Mesh& mesh) {
+  std::map<std::string, int64_t> shares;
+  for (const auto& [name, part] : parts)
+    if (!part.is_whole()) shares[name] = *plan::checked_numel(part.whole) / mesh.tp->size();
+  return shares;
+}
+
 /// Buckets hold the same parameters on all ranks along tp, which add up the gradients of copies bucket by
-/// bucket: of parts, which may differ in size, they count equal shares.
+/// bucket: of parts they count equal shares.
 std::vector<plan::UnitSpec> buckets_of(const Module& module, const Parts& parts, const comm::Mesh& mesh,
                                        int64_t element_bytes, int64_t cap_bytes) {
   std::vector<plan::ParamSpec> specs = param_specs(module);
   std::map<std::string, plan::Shape> shapes;
+  const auto shares = equal_shares(parts, mesh);
   for (plan::ParamSpec& spec : specs) {
     shapes[spec.name] = spec.shape;
-    if (is_cut(parts, spec.name))
-      spec.shape = {*plan::checked_numel(parts.at(spec.name).whole) / mesh.tp->size()};
+    if (const auto share = shares.find(spec.name); share != shares.end()) spec.shape = {share->second};
   }
   std::vector<plan::UnitSpec> buckets = plan::make_buckets(specs, element_bytes, cap_bytes);
   for (plan::UnitSpec& bucket : buckets) {
@@ -148,9 +156,9 @@ void broadcast_from_root(const at::Tensor& tensor, comm::Group& group) {
   place.copy_(values.view(place.sizes()));
 }
 
-void broadcast_buffers(const Module& module, const comm::Mesh& mesh) {
+void broadcast_buffers(const Module& module, comm::Group& group) {
   for (const auto& entry : module.named_buffers()) {
-    if (entry.value().defined()) broadcast_from_root(entry.value(), *mesh.stage);
+    if (entry.value().defined()) broadcast_from_root(entry.value(), group);
   }
 }
 
@@ -257,7 +265,7 @@ struct Prepared {
 /// `check` is for what one kind of engine asks, and says what else must be the same on all ranks.
 Prepared prepare(Module& module, const comm::Mesh& mesh, const WrapOptions& options, const char* policy,
                  const char* operation,
-                 const std::function<std::vector<std::string>(const Options&)>& check) {
+                 const std::function<std::vector<std::string>(const Prepared&)>& check) {
   Prepared made;
   std::vector<std::string> lines;
   const auto refusal = error_of([&] {
@@ -266,14 +274,15 @@ Prepared prepare(Module& module, const comm::Mesh& mesh, const WrapOptions& opti
     made.parts = parts_on(module, mesh);
     made.engine = checked(engine_options(options, options.policy.empty() ? policy : options.policy, mesh));
     check_hook(made.engine, mesh);
-    const std::vector<std::string> more = check(made.engine);
+    const std::vector<std::string> more = check(made);
     lines = description_of(module, made.parts, options, made.engine);
     lines.insert(lines.end(), more.begin(), more.end());
   });
   check_alike(lines, refusal, mesh, operation);
   check_cover(module, made.parts, mesh);
+  check_buffers_alike(module, made.parts, mesh);
   move_buffers(module, made.engine.device);
-  broadcast_buffers(module, mesh);
+  broadcast_buffers(module, *mesh.stage);
   return made;
 }
 
@@ -291,9 +300,10 @@ void announce(const DataParallel& engine, const Module& module, const comm::Mesh
 }  // namespace
 
 std::vector<plan::UnitSpec> block_units(const Module& module, const std::vector<std::string>& asked,
-                                        int64_t min_unit_numel) {
+                                        int64_t min_unit_numel,
+                                        const std::map<std::string, int64_t>& shares) {
   const std::vector<std::string> blocks =
-      asked.empty() ? choose_blocks(sizes_of(module), min_unit_numel) : asked;
+      asked.empty() ? choose_blocks(sizes_of(module, shares), min_unit_numel) : asked;
   std::vector<plan::UnitSpec> units = {{"root", {}}};
   for (const std::string& block : blocks) {
     for (const std::string& other : blocks) {
@@ -328,11 +338,11 @@ std::vector<plan::UnitSpec> block_units(const Module& module, const std::vector<
 
 std::unique_ptr<DataParallel> data_parallel(Module& module, const comm::Mesh& mesh,
                                             const WrapOptions& options) {
-  const auto no_shards = [](const Options& made) -> std::vector<std::string> {
-    if (!made.policy.shard_parameters) return {};
+  const auto no_shards = [](const Prepared& made) -> std::vector<std::string> {
+    if (!made.engine.policy.shard_parameters) return {};
     throw ConfigError(
         "[parallel.data_parallel] {} shards parameters; use fully_shard, or ddp, zero1 or zero2",
-        made.policy.label());
+        made.engine.policy.label());
   };
   const auto [engine, parts] = prepare(module, mesh, options, "ddp", "data_parallel", no_shards);
   const Initializer initializer = values_of(module, parts, mesh);
@@ -344,8 +354,8 @@ std::unique_ptr<DataParallel> data_parallel(Module& module, const comm::Mesh& me
 std::unique_ptr<DataParallel> fully_shard(Module& module, const comm::Mesh& mesh,
                                           const WrapOptions& options) {
   std::vector<plan::UnitSpec> units;
-  const auto choose = [&](const Options&) {
-    units = block_units(module, options.blocks, options.min_unit_numel);
+  const auto choose = [&](const Prepared& made) {
+    units = block_units(module, options.blocks, options.min_unit_numel, equal_shares(made.parts, mesh));
     std::vector<std::string> names;
     for (const plan::UnitSpec& unit : units) names.push_back("unit " + unit.name);
     return names;
@@ -360,7 +370,8 @@ std::unique_ptr<DataParallel> fully_shard(Module& module, const comm::Mesh& mesh
 
 void sync_buffers(Module& module, const comm::Mesh& mesh) {
   check_alike(description_of_buffers(module), {}, mesh, "sync_buffers");
-  broadcast_buffers(module, mesh);
+  // Ranks along tp may have buffers that go with their parts by now.
+  broadcast_buffers(module, mesh.tp->size() > 1 ? *mesh.dp : *mesh.stage);
 }
 
 }  // namespace trireme::parallel

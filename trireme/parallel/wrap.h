@@ -16,6 +16,7 @@
 // When the engine ends the module has its parameters back. Weights and states in files: state_file.h.
 // Code that reads parameters past the dispatcher (data_ptr(), own kernels) must hold them:
 // DataParallel::Held.
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -61,14 +62,16 @@ std::unique_ptr<DataParallel> data_parallel(torch::nn::Module& module, const com
 std::unique_ptr<DataParallel> fully_shard(torch::nn::Module& module, const comm::Mesh& mesh,
                                           const WrapOptions& options = {});
 
-/// Buffers of all dtypes take rank 0's values, as running statistics of BatchNorm. Collective. Throws
-/// LogicError naming a buffer that has another shape or dtype than rank 0's, before any is changed.
+/// Buffers of all dtypes take rank 0's values, as running statistics of BatchNorm; with ranks along tp those
+/// of the first rank of data with the same place along it. Collective. Throws LogicError naming a buffer that
+/// has another shape or dtype than rank 0's, before any is changed.
 void sync_buffers(torch::nn::Module& module, const comm::Mesh& mesh);
 
 /// The units of fully_shard(): the root, then one a block, in the order of `blocks` or, where that is empty,
 /// of choose_blocks(). A parameter with several names belongs where its first name is; a unit that would be
-/// empty is left out.
+/// empty is left out. `shares` as sizes_of() has them.
 std::vector<plan::UnitSpec> block_units(const torch::nn::Module& module,
-                                        const std::vector<std::string>& blocks, int64_t min_unit_numel = 0);
+                                        const std::vector<std::string>& blocks, int64_t min_unit_numel = 0,
+                                        const std::map<std::string, int64_t>& shares = {});
 
 }  // namespace trireme::parallel
