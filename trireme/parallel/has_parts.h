@@ -5,7 +5,8 @@
 //
 // All other parameters of such a module are copies, one on each of these ranks. Outside of cut layers the
 // gradient of a rank is a share, and those of the ranks add up (tensor_layers.h): so the engine adds up the
-// gradients of copies, whatever part of the rows or heads a rank has used them for.
+// gradients of copies, whatever part of the rows or heads a rank has used them for. A parameter over this
+// rank's own features, as of a BatchNorm between cut layers, is no copy, and must be named.
 #include <map>
 #include <string>
 

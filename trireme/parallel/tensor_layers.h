@@ -111,8 +111,8 @@ class VocabParallelEmbedding : public torch::nn::Module, public HasParts {
                          Rows rows = Rows::kAll);
   /// indices (..., T) int64, the same on all ranks -> (..., T, width), or (..., T / n, width) with split
   /// rows. An all-reduce, in backward too; with split rows as RowLinear. Throws DataError on a CPU for
-  /// indices that no row has, and on all ranks LogicError where those of the first call differ: it alone
-  /// compares them, since the host waits.
+  /// indices that no row has, which give zeros on a GPU, and on all ranks LogicError where those of the first
+  /// call differ: it alone compares them, since the host waits.
   at::Tensor forward(const at::Tensor& indices) const;
   std::map<std::string, plan::Part> parts() const override;
 

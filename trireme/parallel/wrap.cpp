@@ -244,8 +244,15 @@ void move_buffers(Module& module, at::Device device) {
   }
 }
 
-/// Gradients that a hook makes smaller with what lies beside them differ on ranks along tp.
-void check_hook(const Options& engine, const comm::Mesh& mesh) {
+/// Gradients that a hook makes smaller with what lies beside them differ on ranks along tp, whose sums are
+/// those of redistribute().
+void check_along_tp(const Options& engine, const comm::Mesh& mesh) {
+  if (mesh.tp->size() > 1 && engine.compute == at::kHalf) {
+    throw ConfigError(
+        "[parallel.options] compute is Half, but {} ranks along tp add up activations in Float or BFloat16; "
+        "set it to one of them",
+        mesh.tp->size());
+  }
   using enum Hook;
   const Hook hook = engine.hook.hook;
   if (mesh.tp->size() == 1 || (hook != kInt8 && hook != kTopK && hook != kPowerSgd)) return;
@@ -273,7 +280,7 @@ Prepared prepare(Module& module, const comm::Mesh& mesh, const WrapOptions& opti
     check_buffers(module, operation);
     made.parts = parts_on(module, mesh);
     made.engine = checked(engine_options(options, options.policy.empty() ? policy : options.policy, mesh));
-    check_hook(made.engine, mesh);
+    check_along_tp(made.engine, mesh);
     const std::vector<std::string> more = check(made);
     lines = description_of(module, made.parts, options, made.engine);
     lines.insert(lines.end(), more.begin(), more.end());
