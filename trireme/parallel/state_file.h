@@ -74,8 +74,8 @@ Notes load_state(DataParallel& engine, torch::optim::Optimizer& optimizer, const
                  const LoadOptions& options = {});
 
 /// The same files for a module that no engine has, in this process alone; parameters are written as they are.
-/// A module with parts (has_parts.h) reads its parts of whole tensors. Throw LogicError when an engine has the
-/// module, and for a file of a module that has parts, which an engine writes.
+/// A module with parts (has_parts.h) reads its parts of whole tensors. Throw LogicError when an engine has
+/// the module, and for a file of a module that has parts, which an engine writes.
 void save_weights(const torch::nn::Module& module, const std::string& path);
 void load_weights(torch::nn::Module& module, const std::string& path, const LoadOptions& options = {});
 
