@@ -156,7 +156,8 @@ TEST(Instruction, LinesThatCannotBeReadAreNamed) {
       {"t1 = cast t0 dtype=fp8", "is no dtype; use fp32, bf16"},
       {"t1 = reshape t0 shape=1,,2", "is no list of whole numbers"},
       {"t1 = reshape t0 shape=1,2,3,4,5,6,7,8,9", "has 9 numbers; there may be 8"},
-      {"t1 = relu t0 @", "'@' needs the name"},
+      {"t1 = relu t0 @", "'@' is no name of a signal"},
+      {"t1 = relu t0 \"@a b\"", "'@a b' is no name of a signal"},
       {"t1 = relu t0 @a @b", "two signals"},
       {"t1 = relu t0 #0", "'#0' is no line"},
       {"free t0 by=1", "'free' has no attribute 'by'"},
@@ -183,6 +184,13 @@ TEST(Instruction, ProgramsThatCannotRunAreNamed) {
       {made + "t1 = input t0\n", "an input has no operands"},
       {"t0 = input shape=-4\n", "negative dimension"},
       {made + "t1 = free t0\n", "'free' takes one tensor"},
+      {made + "t1 t2 = split t0 dim=1 sizes=9223372036854775807,9223372036854775807\n",
+       "add up to more than 8"},
+      {"t0 = full dtype=fp32 shape=281474976710656,16384\n", "too large"},
+      {"t0 = randn dtype=int64 shape=4\n", "random numbers are floating"},
+      {made + "t1 = dropout t0 p=1\n", "p is 1; give 0 up to below 1"},
+      {made + "adamw_ t0 t0 t0 t0 lr=1\n", "steps count from 1"},
+      {"t0 = input dtype=int64 shape=4\nsgd_ t0 t0 lr=1\n", "floating"},
   };
   for (const auto& [text, said] : programs) expect_contains(checking(text), said);
   EXPECT_EQ(checking(made + "t1 t2 = split t0 dim=1 sizes=4,4\nadd_ t1 t2\nfree t0\n"), "");
@@ -205,6 +213,22 @@ TEST(Instruction, RecordsThatCannotBeAreRefused) {
   listed.attributes.listed = 0;
   listed.attributes.real[0] = HUGE_VAL;
   expect_contains(refused(listed), "no finite number");
+  Instruction relu{.op = Op::kRelu, .inputs = 1, .outputs = 1};
+  relu.attributes.whole[0] = 5;
+  expect_contains(refused(relu), "whole number 0 is 5, but it has none there");
+  Instruction freed{.kind = InstructionKind::kFree, .inputs = 1};
+  freed.attributes.real[1] = 2.0;
+  expect_contains(refused(freed), "number 1 is 2");
+  freed.attributes = {};
+  freed.attributes.listed = 1;
+  expect_contains(refused(freed), "takes none");
+  expect_contains(message_of([] { verify({.signals = {"a//b"}, .instructions = {}}, "x"); }),
+                  "'a//b' is no name of a signal");
+  const auto hashed = [](const Instruction& one) {
+    return message_of([&] { program_hash({.signals = {}, .instructions = {one}}); });
+  };
+  expect_contains(hashed({.inputs = 7}), "7 operands");
+  expect_contains(hashed(relu), "it has none there");
 }
 
 /// Texts with wrong bytes are read or refused, and nothing else.

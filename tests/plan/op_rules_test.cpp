@@ -439,7 +439,7 @@ TEST(OpRules, ExplicitModeNamesWhatWouldMove) {
   request.is_explicit = true;
   const std::string said = refusal(request);
   for (const char* word :
-       {"p.txt:4: matmul", "operand 0, fp32 (8, 16)", "from S(0) to R", "256 bytes", "to=R"})
+       {"p.txt:4: matmul", "operand 0, fp32 (8, 16)", "from S(0) to R", "256 bytes", "have the operand in R"})
     EXPECT_TRUE(said.find(word) != std::string::npos) << said;
   request.placements[0] = TensorPlacement::replicate();
   EXPECT_EQ(refusal(request), "");
@@ -452,6 +452,8 @@ TEST(OpRules, WhatIsPinnedStays) {
   request.pinned = {true, true};
   EXPECT_TRUE(refusal(request).find("operand 0 S(0) and operand 1 S(1)") != std::string::npos)
       << refusal(request);
+  request.ranks = 1;
+  EXPECT_EQ(refusal(request), "") << "alone, a rank has the whole of both";
   // A parameter that is written stays, and its gradient comes to it.
   const TensorType type{{8, 4}};
   OpRequest sgd{.op = Op::kSgd,

@@ -86,6 +86,13 @@ TEST(Signals, ArePartOfAMeshWhereStagesAreAlike) {
   EXPECT_NE(mesh_obstacle(read("mlp:\n  workers: [0, 1]\n")), "");
 }
 
+TEST(Signals, AreNoMeshWhereWorkersAreInAnotherOrderThanRanks) {
+  EXPECT_EQ(mesh_obstacle(read(stages_on({"[2, 3]", "[0, 1]"}))),
+            "worker 2 is where a mesh has rank 0; list workers 0, 1, 2, ... from stage to stage");
+  EXPECT_EQ(mesh_obstacle(read(stages_on({"[1, 0]"}))),
+            "worker 1 is where a mesh has rank 0; list workers 0, 1, 2, ... from stage to stage");
+}
+
 TEST(Signals, EqualListsAreChunksOfOneRank) {
   const Signals there_and_back = read(stages_on({"[0]", "[1]", "[1]", "[0]"}));
   EXPECT_EQ(there_and_back.placement, Placement::kV);
@@ -116,6 +123,12 @@ TEST(Signals, OtherNamesAreScopesAndNoted) {
   EXPECT_EQ(signals.scopes()[0]->workers, (Workers{0, 2})) << "all that the file names";
   ASSERT_EQ(signals.notes.size(), 2u);
   EXPECT_TRUE(signals.notes[1].starts_with("s.yaml:3:1: 'mlp_colpar' is no stage")) << signals.notes[1];
+  EXPECT_EQ(read("token_to_embedding:\n  workers: [0, 1]\n").scopes().size(), 1u);
+  const Signals open = read("pp_stage0:\n  shard: {axis: 0}\npp_stage1:\n  workers: [0, 1]\n");
+  ASSERT_EQ(open.notes.size(), 1u);
+  EXPECT_TRUE(open.notes[0].find("'pp_stage0' has no workers of its own, so it has all: [0, 1]") !=
+              std::string::npos)
+      << open.notes[0];
   EXPECT_TRUE(read("").entries.empty());
   EXPECT_TRUE(read("# nothing\n").entries.empty());
 }
@@ -161,6 +174,10 @@ TEST(Signals, RefusesWhatCannotBeMeantAndNamesTheLine) {
       {two + "pp_stage0_rowpar: {shard: {replicated: true}}\n", "must split weights along axis 0"},
       {two + "pp_stag0_to_stage1:\n",
        "boundary to or from 'pp_stag0', which is no stage, did you mean 'pp_stage0'?"},
+      {two + "stage0_to_stage1: {shard: {axis: 1, workers: [2, 3]}}\n", "split by rows; leave out axis"},
+      {two + "stage0_to_stage1: {replicated: true}\n", "split by rows; leave out axis"},
+      {"a: {replicated: true, shard: {replicated: false}}\n", "replicated of a is given twice"},
+      {"a//b:\n", "without '//'"},
       {two + "stage1_to_stage0:\n", "leads from stage 1 to stage 0"},
       {two + "stage0_to_stage1:\npp_stage0_to_stage1:\n", "is the boundary that 'stage0_to_stage1' is"},
       {two + "stage0_to_stage1:\n  workers: [0, 1]\n", "leads to workers [0, 1], but pp_stage1"},

@@ -45,7 +45,8 @@ std::vector<std::string> overrides_for(const SignalOptions& options, const Front
   std::vector<std::string> all = options.job.config.empty() ? demo_keys() : std::vector<std::string>();
   all.insert(all.end(), front.overrides.begin(), front.overrides.end());
   for (const std::string& key : of_mesh) {
-    if (!key.starts_with("pipeline.") || !gives(front.overrides, "pipeline.schedule")) all.push_back(key);
+    const bool given = key.starts_with("pipeline.schedule=") && gives(front.overrides, "pipeline.schedule");
+    if (!given) all.push_back(key);
   }
   return all;
 }

@@ -91,6 +91,8 @@ FactorMap unary(const Call& call) {
   const bool keeps_whole_numbers = call.op == Op::kNeg || call.op == Op::kAbs || call.op == Op::kSquare;
   if (!keeps_whole_numbers) call.require_floating(0);
   call.require(call.in(0).dtype != TensorDtype::kBool, "bool has no arithmetic; cast it");
+  const double p = call.attributes.real[0];
+  call.require(call.op != Op::kDropout || (p >= 0.0 && p < 1.0), "p is {}; give 0 up to below 1", p);
   FactorMap map = elementwise(call.in(0), call.in(0).dtype);
   if (call.op == Op::kNeg || call.op == Op::kScale || call.op == Op::kDropout) map.linear = {{0}};
   return map;
@@ -112,6 +114,7 @@ FactorMap created(const Call& call) {
   call.require(checked_numel(shape).has_value(), "shape ({}) has a negative dimension or too many elements",
                fmt::join(shape, ", "));
   const TensorDtype dtype = counts ? TensorDtype::kInt64 : dtype_of(call, call.attributes.whole[0]);
+  call.require(call.op != Op::kRandn || is_floating(dtype), "random numbers are floating, not {}", dtype);
   const Dims dims = numbered(std::ssize(shape));
   return {.results = {{shape, dtype}}, .outputs = {dims}, .factors = std::ssize(dims)};
 }
@@ -263,12 +266,13 @@ FactorMap split_up(const Call& call) {
   const auto dim = static_cast<size_t>(call.dim(call.attributes.whole[0], call.rank(0)));
   const auto sizes = call.attributes.items();
   call.require(!sizes.empty() && std::ssize(sizes) <= kMostOpResults, "give 1 to {} sizes", kMostOpResults);
+  const TensorType whole = map.results[0];
   int64_t all = 0;
   for (const int64_t size : sizes) {
     call.require(size >= 0, "size {} is negative", size);
+    call.require(size <= whole.shape[dim] - all, "sizes add up to more than {}", whole.shape[dim]);
     all += size;
   }
-  const TensorType whole = map.results[0];
   call.require(all == whole.shape[dim], "sizes add up to {}, not to {}", all, whole.shape[dim]);
   map.inputs[0][dim] = map.outputs[0][dim] = kWhole;
   map.results.assign(sizes.size(), whole);
@@ -319,10 +323,12 @@ FactorMap factor_map(Op op, const std::vector<TensorType>& inputs, const OpAttri
   }
   const maps::Call call{op, inputs, attributes};
   FactorMap map = maps::map_of(call);
-  constexpr int64_t kLargestDim = int64_t{1} << 48;  // sums of a few still fit 63 bits
+  constexpr int64_t kLargestDim = int64_t{1} << 48;    // sums of a few still fit 63 bits,
+  constexpr int64_t kMostElements = int64_t{1} << 56;  // and so do bytes with padding for ranks
   for (const TensorType& type : map.results) {
     const bool fits = std::ranges::all_of(type.shape, [](int64_t size) { return size <= kLargestDim; });
-    call.require(fits && checked_numel(type.shape), "the result would be {}, which is too large",
+    const auto numel = checked_numel(type.shape);
+    call.require(fits && numel && *numel <= kMostElements, "the result would be {}, which is too large",
                  to_text(type));
   }
   return map;

@@ -11,6 +11,7 @@
 #include "trireme/base/hash.h"
 #include "trireme/base/text.h"
 #include "trireme/plan/op_rules.h"
+#include "trireme/plan/signals_yaml.h"
 
 namespace trireme::plan {
 namespace {
@@ -35,13 +36,21 @@ class Words {
 
 class ProgramCheck {
  public:
-  ProgramCheck(const Program& program, const std::string& name) : program_(program), name_(name) {}
+  ProgramCheck(const Program& program, std::string name) : program_(program), name_(std::move(name)) {}
+
+  void check_records() {
+    for (const std::string& signal : program_.signals) {
+      if (!is_signal_name(signal))
+        throw ConfigError("[plan.program] {}: '{}' is no name of a signal; use one word", name_, signal);
+    }
+    for (at_ = 0; at_ < program_.instructions.size(); ++at_) check_record(program_.instructions[at_]);
+    at_ = 0;
+  }
 
   std::map<uint32_t, TensorType> verify() {
+    check_records();
     for (; at_ < program_.instructions.size(); ++at_) {
       const Instruction& instruction = program_.instructions[at_];
-      is_record_ = false;
-      check_record(instruction);
       is_record_ = true;
       step(instruction);
     }
@@ -78,6 +87,25 @@ class ProgramCheck {
     require(
         std::ranges::all_of(instruction.attributes.real, [](double value) { return std::isfinite(value); }),
         "an attribute is no finite number");
+    check_attributes(instruction);
+  }
+
+  /// Equal programs have one hash: what an instruction has no name for is 0.
+  void check_attributes(const Instruction& instruction) const {
+    const bool is_op = instruction.kind == InstructionKind::kOp,
+               is_input = instruction.kind == InstructionKind::kInput;
+    const OpRecord& record = record_of(is_op ? instruction.op : Op::kFull);
+    const OpAttributes& has = instruction.attributes;
+    const auto names = [&](std::string_view name) { return (is_op || is_input) && !name.empty(); };
+    for (size_t i = 0; i < has.whole.size(); ++i)
+      require(has.whole[i] == 0 || names(record.whole[i]), "whole number {} is {}, but it has none there", i,
+              has.whole[i]);
+    for (size_t i = 0; i < has.real.size(); ++i)
+      require(has.real[i] == 0.0 || (is_op && names(record.real[i])),
+              "number {} is {}, but it has none there", i, has.real[i]);
+    require(has.listed == 0 || names(record.list), "it has a list of {}, but takes none", has.listed);
+    for (size_t i = static_cast<size_t>(has.listed); i < has.list.size(); ++i)
+      require(has.list[i] == 0, "there is {} behind its list", has.list[i]);
   }
 
   void step(const Instruction& instruction) {
@@ -148,7 +176,7 @@ class ProgramCheck {
   }
 
   const Program& program_;
-  const std::string& name_;
+  std::string name_;
   size_t at_ = 0;
   bool is_record_ = false;  ///< the instruction can be printed
   std::map<uint32_t, TensorType> types_;
@@ -158,6 +186,7 @@ class ProgramCheck {
 }  // namespace
 
 uint64_t program_hash(const Program& program) {
+  ProgramCheck(program, "a program").check_records();
   Words words;
   words.add(std::ssize(program.instructions));
   for (const Instruction& one : program.instructions) {

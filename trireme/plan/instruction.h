@@ -56,7 +56,7 @@ Program program_from_text(std::string_view text, const std::string& name);
 Program load_program(const std::string& path);
 
 /// XXH3-64 over the meaning of a program, equal on all machines: lines of the source do not count, names of
-/// signals do.
+/// signals do. Throws ConfigError for records that cannot be.
 uint64_t program_hash(const Program& program);
 
 /// The types of all tensors that a program makes, by number. Throws ConfigError that names the instruction

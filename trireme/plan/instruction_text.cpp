@@ -143,7 +143,7 @@ class LineReader {
   }
 
   void read_signal(const std::string& signal) {
-    if (signal.empty()) fail("'@' needs the name of a signal");
+    if (!is_signal_name(signal)) fail(fmt::format("'@{}' is no name of a signal", signal));
     if (instruction_.signal != Instruction::kNoSignal) fail("there are two signals; remove one");
     const auto found = std::ranges::find(program_.signals, signal);
     instruction_.signal = static_cast<int32_t>(found - program_.signals.begin());

@@ -144,7 +144,13 @@ FactorMap mean_loss(const Call& call) {
 FactorMap updated(const Call& call) {
   for (const TensorType& type : call.inputs)
     call.require(type.shape == call.in(0).shape, "shapes must be equal");
-  if (call.op == Op::kAddInto || call.op == Op::kCopyInto) call.require_same_dtype();
+  if (call.op == Op::kAddInto || call.op == Op::kCopyInto) {
+    call.require_same_dtype();
+  } else {
+    for (size_t i = 0; i < call.inputs.size(); ++i) call.require_floating(i);
+    const int64_t step = call.attributes.whole[0];
+    call.require(call.op != Op::kAdamw || step >= 1, "step is {}; steps count from 1", step);
+  }
   FactorMap map = elementwise(call.in(0), call.in(0).dtype);
   const Dims dims = map.inputs[0];
   map.inputs.assign(call.inputs.size(), dims);

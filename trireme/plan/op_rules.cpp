@@ -128,7 +128,9 @@ class Planner {
 
   bool is_possible(const OpStrategy& strategy) const {
     for (size_t i = 0; i < strategy.inputs.size(); ++i) {
-      if (is_pinned(i) && strategy.inputs[i] != request_.placements[i]) return false;
+      // Alone, a rank has the whole of everything, whatever its placement.
+      const bool stays = request_.ranks == 1 || strategy.inputs[i] == request_.placements[i];
+      if (is_pinned(i) && !stays) return false;
       // Terms of whole numbers do not travel, and nothing makes them.
       if (strategy.inputs[i].is_partial() && !is_floating(request_.types[i].dtype)) return false;
     }
@@ -182,11 +184,11 @@ class Planner {
                                               : request_.types[static_cast<size_t>(move.tensor)];
       throw ConfigError(
           "[plan.ops] {}{} of operands {} would move {} {}, {}, from {} to {} without being told: {} bytes "
-          "of "
-          "each of {} ranks; write 'redistribute' with to={} {} it, or leave explicit mode",
+          "of each of {} ranks; {} {}, or leave explicit mode",
           at(), request_.op, placements_text(request_.placements), move.is_result ? "result" : "operand",
           move.tensor, to_text(type), to_text(move.from), to_text(move.to), move.bytes, request_.ranks,
-          to_text(move.to), move.is_result ? "behind" : "before");
+          move.is_result ? "ask for the result in" : "have the operand in",
+          to_text(move.is_result ? move.from : move.to));
     }
   }
 

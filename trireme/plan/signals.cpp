@@ -43,8 +43,13 @@ bool is_product(const Signal& entry) {
   return !mark.empty() &&
          stage_number(std::string_view(entry.name).substr(0, entry.name.size() - mark.size())).has_value();
 }
+/// "A_to_B", where A or B is what a stage may be called.
 bool is_boundary(const Signal& entry) {
-  return entry.name.find(kTo) != std::string::npos;
+  const std::string_view name = entry.name;
+  const size_t at = name.find(kTo);
+  if (at == std::string_view::npos) return false;
+  return name.substr(0, at).find(kStageWord) != std::string_view::npos ||
+         name.substr(at + kTo.size()).find(kStageWord) != std::string_view::npos;
 }
 
 /// Anything else is a scope of a program.
@@ -75,8 +80,11 @@ class Builder {
     std::set<int64_t> all;
     for (const Signal& entry : signals_.entries) all.insert(entry.workers.begin(), entry.workers.end());
     for (Signal& entry : signals_.entries) {
-      if (entry.workers.empty() && !is_boundary(entry) && !is_product(entry))
-        entry.workers.assign(all.begin(), all.end());
+      if (!entry.workers.empty() || is_boundary(entry) || is_product(entry)) continue;
+      entry.workers.assign(all.begin(), all.end());
+      if (!all.empty() && stage_number(entry.name))
+        signals_.notes.push_back(fmt::format("{}: '{}' has no workers of its own, so it has all: {}",
+                                             entry.at, entry.name, workers_text(entry.workers)));
     }
   }
 
@@ -243,12 +251,12 @@ class Builder {
   void add_boundaries() {
     for (int64_t next = 1; next < std::ssize(signals_.stages); ++next)
       signals_.boundaries.push_back({fmt::format("stage{}_to_stage{}", next - 1, next), next - 1, next});
-    for (const Signal& entry : signals_.entries) {
+    for (Signal& entry : signals_.entries) {
       if (is_boundary(entry)) declare(entry);
     }
   }
 
-  void declare(const Signal& entry) {
+  void declare(Signal& entry) {
     const size_t at = entry.name.find(kTo);
     const std::string from_name = entry.name.substr(0, at), to_name = entry.name.substr(at + kTo.size());
     const std::optional<int64_t> from = stage_called(from_name), to = stage_called(to_name);
@@ -280,6 +288,13 @@ class Builder {
                         workers_text(entry.workers), next.all.name, next.all.at,
                         workers_text(next.all.workers));
     }
+    if (entry.is_placed && next.all.workers.size() > 1 && entry.placement != next.all.placement) {
+      throw ConfigError(
+          "[plan.signals] {}: {} hands tensors over as {} ({}) has them, split by rows; leave out axis and "
+          "replicated",
+          entry.at, entry.name, next.all.name, next.all.at);
+    }
+    entry.workers = next.all.workers;
     boundary.name = entry.name;
     boundary.declared = true;
   }
@@ -347,6 +362,15 @@ std::string mesh_obstacle(const Signals& signals) {
     if (stage.all.workers.size() == first.all.workers.size()) continue;
     return fmt::format("{} has {} workers and {} has {}; in a mesh all have as many", first.all.name,
                        first.all.workers.size(), stage.all.name, stage.all.workers.size());
+  }
+  int64_t rank = 0;
+  for (const std::vector<int64_t>& group : signals.groups) {
+    for (const int64_t worker : group) {
+      if (worker == rank++) continue;
+      return fmt::format(
+          "worker {} is where a mesh has rank {}; list workers 0, 1, 2, ... from stage to stage", worker,
+          rank - 1);
+    }
   }
   return {};
 }

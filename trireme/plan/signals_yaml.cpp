@@ -22,11 +22,6 @@ std::optional<int64_t> parse_count(const std::string& word) {
   return value;
 }
 
-bool is_word(std::string_view text) {
-  constexpr std::string_view kLetters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-./";
-  return !text.empty() && text.find_first_not_of(kLetters) == std::string_view::npos;
-}
-
 class EntryReader {
  public:
   explicit EntryReader(const std::string& file) : file_(file) {}
@@ -81,8 +76,13 @@ class EntryReader {
       axis_ = read_axis(value, at);
     } else if (key == "backward") {
       signal_.backward = scalar(value, "the name of a signal", at);
+    } else if (key == "compile") {
+      signal_.compile = read_bool(key, value, at);
     } else {
-      (key == "compile" ? signal_.compile : replicated_) = read_bool(key, value, at);
+      if (has_replicated_)
+        throw ConfigError("[plan.signals] {}: replicated of {} is given twice; remove one", at, signal_.name);
+      has_replicated_ = true;
+      replicated_ = read_bool(key, value, at);
     }
   }
 
@@ -136,10 +136,16 @@ class EntryReader {
   const std::string& file_;
   Signal signal_;
   std::optional<int64_t> axis_;
-  bool replicated_ = false;
+  bool has_replicated_ = false, replicated_ = false;
 };
 
 }  // namespace
+
+bool is_signal_name(std::string_view text) {
+  constexpr std::string_view kLetters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-./";
+  return !text.empty() && text.find_first_not_of(kLetters) == std::string_view::npos &&
+         text.find("//") == std::string_view::npos;
+}
 
 std::vector<Signal> read_entries(const std::string& text, const std::string& name) {
   const YAML::Node root = parse_yaml(text, name, "plan.signals");
@@ -152,10 +158,10 @@ std::vector<Signal> read_entries(const std::string& text, const std::string& nam
   }
   for (const auto& entry : root) {
     const std::string at = place_of(name, entry.first.Mark());
-    if (!entry.first.IsScalar() || !is_word(entry.first.Scalar())) {
+    if (!entry.first.IsScalar() || !is_signal_name(entry.first.Scalar())) {
       throw ConfigError(
           "[plan.signals] {}: the name of a signal must be one word of letters, digits and '_', '-', '.' or "
-          "'/'",
+          "'/', without '//'",
           at);
     }
     const std::string& word = entry.first.Scalar();
