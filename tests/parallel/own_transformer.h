@@ -122,11 +122,11 @@ struct CutTransformer : torch::nn::Module {
   parallel::VocabParallelCrossEntropy cross_entropy;
 };
 
-/// Ranks are threads, and torch's generator is one for all of them.
+/// Ranks are threads, and torch's generator is one for all of them, whatever each makes.
+inline std::mutex generator_mutex;
 template <typename Make>
 auto seeded(const Make& make) {
-  static std::mutex one_at_a_time;
-  const std::lock_guard lock(one_at_a_time);
+  const std::lock_guard lock(generator_mutex);
   torch::manual_seed(5);
   return make();
 }
