@@ -2,10 +2,12 @@
 #include "trireme/memory/host_memory.h"
 
 #include <ATen/ATen.h>
+#include <c10/core/CPUAllocator.h>
 #include <gtest/gtest.h>
 
 #include <cstdint>
 #include <cstdlib>
+#include <cstring>
 #include <string>
 #include <vector>
 
@@ -59,6 +61,19 @@ bool what_cannot_be_had_is_refused_as_torch_does() {
   return false;
 }
 
+/// As oneDNN does for convolutions and products in bf16.
+bool memory_is_given_without_a_tensor() {
+  keep_freed_memory();
+  c10::Allocator* const allocator = c10::GetCPUAllocator();
+  void* const memory = allocator->raw_allocate(1000);
+  std::memset(memory, 1, 1000);
+  const bool aligned = reinterpret_cast<uintptr_t>(memory) % 64 == 0;
+  allocator->raw_deallocate(memory);
+  const at::Tensor image = at::ones({2, 3, 8, 8}), weight = at::ones({4, 3, 3, 3});
+  const bool convolves = at::conv2d(image, weight).sum().item<double>() == 2 * 4 * 36 * 27.0;
+  return aligned && convolves && allocator->raw_allocate(0) == nullptr;
+}
+
 void expect_in_a_process(bool (*holds)()) {
   EXPECT_EXIT(std::_Exit(holds() ? 0 : 1), testing::ExitedWithCode(0), "");
 }
@@ -71,6 +86,9 @@ TEST(HostMemoryDeathTest, AFreedBlockFitsATensorOfItsSize) {
 }
 TEST(HostMemoryDeathTest, TensorsAreAlignedAndHoldWhatTheyAreGiven) {
   expect_in_a_process(&tensors_are_aligned_and_hold_what_they_are_given);
+}
+TEST(HostMemoryDeathTest, MemoryIsGivenWithoutATensor) {
+  expect_in_a_process(&memory_is_given_without_a_tensor);
 }
 TEST(HostMemoryDeathTest, WhatCannotBeHadIsRefusedAsTorchDoes) {
   expect_in_a_process(&what_cannot_be_had_is_refused_as_torch_does);
