@@ -38,7 +38,7 @@ struct Attended {
   at::Tensor output, d_qkv;
 };
 
-/// Of the tokens of `split`; null: of all.
+/// The attention of the tokens of `split`; null: of all.
 Attended attention(const Problem& problem, const plan::TokenSplit& split, const nn::ContextPtr& context,
                    nn::KeptAttention* kept = nullptr) {
   const at::Tensor leaf = nn::tokens_of(problem.qkv, split).clone().requires_grad_();

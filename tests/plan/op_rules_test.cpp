@@ -131,7 +131,7 @@ Dense random_tensor(const TensorType& type, std::mt19937& random) {
 size_t result_count(const OpCase& one, const FactorMap& map) {
   return record_of(one.op).in_place ? std::max<size_t>(1, one.types.size() - 1) : map.results.size();
 }
-/// Of a result that is an operand that is written: operands 0, 2, 3.
+/// The operands of a result that is an operand that is written: operands 0, 2, 3.
 size_t written(size_t result) {
   return result == 0 ? 0 : result + 1;
 }
@@ -336,7 +336,7 @@ TEST(OpRules, GradientsArePlacedByTheTransposedMap) {
   }
 }
 
-/// Of a tensor: whole, a sum where it may be one, and split along each dimension.
+/// All placements of a tensor: whole, a sum where it may be one, and split along each dimension.
 std::vector<TensorPlacement> layouts(const TensorType& type) {
   std::vector<TensorPlacement> all = {TensorPlacement::replicate()};
   if (is_floating(type.dtype)) all.push_back(TensorPlacement::partial());

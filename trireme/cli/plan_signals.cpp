@@ -39,7 +39,7 @@ std::vector<std::string> demo_keys() {
           "pipeline.split=even"};
 }
 
-/// What the command line says, then what the file says.
+/// The keys of the command line, then what the file says.
 std::vector<std::string> overrides_for(const SignalOptions& options, const Front& front,
                                        const std::vector<std::string>& of_mesh) {
   std::vector<std::string> all = options.job.config.empty() ? demo_keys() : std::vector<std::string>();
@@ -85,7 +85,7 @@ PreparedJob prepared_for(const SignalOptions& options, const Front& front, const
   return prepared;
 }
 
-/// What worker `index` of a list has.
+/// The share of worker `index` of a list.
 SignalGroup group_of(const PreparedJob& job, const plan::Signals& signals, int64_t place, int64_t index) {
   const RunPlan& run = job.plan;
   const std::vector<int64_t>& workers = signals.groups[static_cast<size_t>(place)];

@@ -36,7 +36,7 @@ const SignalGroup* group_at(const SignalsView& view, int64_t place) {
   return found == view.groups.end() ? nullptr : &*found;
 }
 
-/// What the workers at `place` send for the first micro-batch to the pass of `stage`.
+/// The bytes that the workers at `place` send for the first micro-batch to the pass of `stage`.
 int64_t sent_to(const SignalsView& view, int64_t place, int64_t stage, plan::Message message) {
   const SignalGroup* const group = group_at(view, place);
   if (group == nullptr) return 0;
@@ -55,8 +55,8 @@ Crossing crossing_of(const SignalsView& view, const SignalBoundary& boundary) {
           sent_to(view, place(boundary.to), boundary.from, plan::Message::kGradient)};
 }
 
-/// What each worker of a stage sends the others in a pass of a unit: of one micro-batch, or when gradients of
-/// a step are reduced.
+/// The bytes that each worker of a stage sends the others in a pass of a unit: of one micro-batch, or when
+/// gradients of a step are reduced.
 struct Exchange {
   int64_t stage = 0;
   std::string unit, pass;

@@ -156,7 +156,7 @@ float scale_of(const AttentionPartSizes& sizes) {
   return 1.0f / std::sqrt(static_cast<float>(sizes.head_dim));
 }
 
-/// Of the heads of one sequence.
+/// The heads of one sequence.
 template <typename Float>
 Float* head_at(const HeadRows<Float>& rows, int64_t batch, int64_t head, const AttentionPartSizes& sizes) {
   return rows.data + batch * rows.batch_stride + head * sizes.head_dim;
@@ -166,7 +166,7 @@ OneHead one_head(const HeadRows<const float>& rows, int64_t batch, int64_t head,
   return {head_at(rows, batch, head, sizes), rows.stride, count, sizes.head_dim};
 }
 
-/// What a tile of queries sees, kRows from `first` on.
+/// The keys that a tile of queries sees, kRows from `first` on.
 class Mask {
  public:
   explicit Mask(const AttentionPartSizes& sizes) : sizes_(sizes), padded_keys_(Padded(sizes).keys) {}
@@ -239,7 +239,7 @@ class ForwardOfHead {
   Scratch scores_, out_;         ///< of kRows queries
 };
 
-/// What backward reads for each query of a head.
+/// The numbers that backward reads for each query of a head.
 struct QueryNumbers {
   const float* log_sums;
   const float* dots;  ///< nullptr: they follow from the keys

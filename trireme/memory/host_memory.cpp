@@ -12,10 +12,11 @@
 namespace trireme::memory {
 namespace {
 
-/// Of what torch's own allocator gives, which vector instructions rely on.
+/// The alignment of what torch's own allocator gives, which vector instructions rely on.
 constexpr uintptr_t kAlignment = 64;
 
-/// What malloc gave lies at most so far in front of the memory of a tensor, and its address just there.
+/// The block that malloc gave lies at most so far in front of the memory of a tensor, and its address just
+/// there.
 constexpr size_t kInFront = kAlignment + sizeof(void*);
 
 void*& block_of(void* memory) {

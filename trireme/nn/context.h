@@ -21,7 +21,7 @@ class Context {
   Context(const Context&) = delete;
   Context& operator=(const Context&) = delete;
 
-  /// Those that this rank has.
+  /// The tokens that this rank has.
   const plan::TokenSplit& tokens() const { return tokens_; }
   int64_t size() const { return tokens_.ranks; }
 
@@ -62,7 +62,7 @@ at::Tensor attention_in_context(const at::Tensor& qkv, const AttentionShape& sha
 at::Tensor rows_of(const at::Tensor& x, const std::vector<plan::Range>& ranges, int64_t dim);
 /// x (B, T, ...) -> what a rank has of it, (B, T / n, ...).
 at::Tensor tokens_of(const at::Tensor& x, const plan::TokenSplit& split);
-/// What all ranks have, one after another, (B, T, ...) -> in the order of sequences.
+/// Tokens of all ranks, one after another, (B, T, ...) -> in the order of sequences.
 at::Tensor in_order(const at::Tensor& x, const plan::TokenSplit& split);
 
 }  // namespace trireme::nn

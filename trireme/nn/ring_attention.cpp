@@ -40,7 +40,7 @@ class Travelling {
   RingContext::Arrival arrival_;
 };
 
-/// What this rank's queries see of the keys that are here after some steps, both of `length` tokens.
+/// The part that this rank's queries see of the keys that are here after some steps, both of `length` tokens.
 struct Visit {
   Range queries, keys;
   bool is_causal = false;
@@ -116,7 +116,8 @@ Merged attend_around(const RingContext& ring, const RankHeads& heads) {
   return merged;
 }
 
-/// Of the output of attention, its gradient and the logarithms, those of all keys.
+/// The backward pass around the ring. The output of attention, its gradient and the logarithms are those of
+/// all keys.
 class BackwardAround {
  public:
   BackwardAround(const RingContext& ring, RankHeads heads, at::Tensor d_output, at::Tensor output,

@@ -35,7 +35,7 @@ void check_alike(const std::vector<std::string>& lines, const std::exception_ptr
 
 namespace {
 
-/// Of kernels that add up in no fixed order.
+/// The tolerance of kernels that add up in no fixed order.
 double rounding_of(at::ScalarType dtype) {
   return dtype == at::kBFloat16 || dtype == at::kHalf ? 1e-2 : 1e-5;
 }

@@ -54,8 +54,8 @@ void add_parts(const std::string& path, const Module& module, ByTensor& all) {
   }
 }
 
-/// Of the elements that a part begins with. Draws of a generator are seldom the same; zeros, ones and the
-/// biases of gates often are.
+/// A hash of the elements that a part begins with. Draws of a generator are seldom the same; zeros, ones and
+/// the biases of gates often are.
 struct Sample {
   uint64_t hash = 0;
   bool is_drawn = false;  ///< most of them differ from each other
@@ -72,7 +72,7 @@ Sample sample_of(const at::Tensor& held) {
           .is_drawn = values.numel() >= kFew && 2 * std::ssize(distinct) > values.numel()};
 }
 
-/// What a rank says of a part.
+/// The numbers that a rank says of a part.
 struct Told {
   plan::Region region;  ///< without elements where it is a further copy
   int64_t copies = 1, copy = 0;
@@ -94,7 +94,7 @@ std::vector<double> numbers_of(const at::Tensor& held, const plan::Part& part) {
 
 constexpr std::ptrdiff_t kBesideTheBox = 5;  ///< numbers of a part
 
-/// What the numbers from `numbers` on say of a part that has the dimensions of `mine`.
+/// The part that the numbers from `numbers` on say of a part that has the dimensions of `mine`.
 Told told_by(std::vector<double>::const_iterator numbers, const plan::Region& mine) {
   const auto dims = std::ssize(mine.start);
   const auto more = numbers + 2 * dims;
@@ -161,7 +161,7 @@ void check_covered(const std::string& name, const plan::Shape& whole, const std:
       ranks.size(), name, fmt::join(whole, ", "), why);
 }
 
-/// Of the bytes, so that NaN is NaN.
+/// A hash of the bytes, so that NaN is NaN.
 uint64_t hash_of(const at::Tensor& tensor) {
   const at::NoGradGuard no_grad;
   const at::Tensor values = tensor.detach().to(at::kCPU).contiguous();

@@ -31,11 +31,11 @@ class HasParts {
 /// By the first name of a parameter within a module.
 using Parts = std::map<std::string, plan::Part>;
 
-/// What `module` and its submodules say. Throws LogicError for a part of a parameter that does not exist, one
-/// that does not fit what is held, and two for one parameter.
+/// The parts that `module` and its submodules name. Throws LogicError for a part of a parameter that does not
+/// exist, one that does not fit what is held, and two for one parameter.
 Parts declared_parts(const torch::nn::Module& module);
 
-/// The same with the copies on the ranks along mesh.tp. Without any part nothing is a copy.
+/// These parts, with the copies on the ranks along mesh.tp. Without any part nothing is a copy.
 Parts parts_on(const torch::nn::Module& module, const comm::Mesh& mesh);
 
 /// Throws LogicError, on all ranks alike, unless the parts of the ranks along mesh.tp are each whole

@@ -32,7 +32,7 @@ constexpr Placed kSame = {TensorPlacement::replicate(), TensorPlacement::partial
 constexpr Placed kOwnRows = {TensorPlacement::shard(0), TensorPlacement::shard(0)};
 /// Terms of a sum, whose gradient every rank needs whole.
 constexpr Placed kTerms = {TensorPlacement::partial(), TensorPlacement::replicate()};
-/// What all ranks have, with a gradient that each has whole.
+/// The placement of what all ranks have, with a gradient that each has whole.
 constexpr Placed kRepeated = {TensorPlacement::replicate(), TensorPlacement::replicate()};
 
 const GroupPtr& checked(const GroupPtr& group, const char* layer) {
@@ -41,7 +41,7 @@ const GroupPtr& checked(const GroupPtr& group, const char* layer) {
                    layer);
 }
 
-/// Of a number of heads or features, all numbers of ranks that can share it equally.
+/// For a number of heads or features, all numbers of ranks that can share it equally.
 std::vector<int64_t> divisors(int64_t number) {
   std::vector<int64_t> found;
   for (int64_t divisor = 1; divisor <= number; ++divisor)
@@ -123,7 +123,7 @@ at::Tensor gathered(const at::Tensor& rows, const GroupPtr& group) {
       .view(with_rows(rows.sizes(), group->size(), 1));
 }
 
-/// What ranks have terms of -> the sum, or this rank's rows of it.
+/// Terms that ranks have -> the sum, or this rank's rows of it.
 at::Tensor summed(const at::Tensor& terms, Rows rows, const GroupPtr& group, const char* layer) {
   if (rows == Rows::kAll) return tensor::redistribute(terms, kTerms, kSame, group);
   check_rows(layer, terms.sizes(), *group);

@@ -43,8 +43,8 @@ enum class Rows {
 class SplitRows : public torch::nn::Module {
  public:
   explicit SplitRows(std::shared_ptr<comm::Group> group);
-  /// What all ranks have -> this rank's rows. No communication, neither in backward. Throws LogicError where
-  /// the ranks do not divide the last dimension but one.
+  /// Rows that all ranks have -> those of this rank. No communication, neither in backward. Throws LogicError
+  /// where the ranks do not divide the last dimension but one.
   at::Tensor forward(const at::Tensor& x) const;
   /// The other way round: an all-gather, and in backward a reduce-scatter.
   at::Tensor join(const at::Tensor& rows) const;

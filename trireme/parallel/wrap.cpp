@@ -51,7 +51,7 @@ void note_parts(std::vector<plan::UnitSpec>& units, const Parts& parts) {
   }
 }
 
-/// What parameters that are cut count for where ranks along tp, whose parts may differ in size, choose alike.
+/// The sizes of cut parameters where ranks along tp, whose parts may differ in size, choose alike.
 std::map<std::string, int64_t> equal_shares(const Parts& parts, const comm::Mesh& mesh) {
   std::map<std::string, int64_t> shares;
   for (const auto& [name, part] : parts)
@@ -208,7 +208,7 @@ std::vector<std::string> description_of_buffers(const Module& module) {
   return lines;
 }
 
-/// What ranks along tp have of one parameter is the same but for where it begins, and its size.
+/// A text that is the same for the parts that ranks along tp have of one parameter.
 std::string shape_of(const ModuleParameter& param, const Parts& parts) {
   if (!is_cut(parts, param.name)) return fmt::format("[{}]", fmt::join(param.tensor.sizes(), ", "));
   const plan::Part& part = parts.at(param.name);
@@ -262,7 +262,7 @@ void check_along_tp(const Options& engine, const comm::Mesh& mesh) {
       hook, mesh.tp->size());
 }
 
-/// What a module becomes: how its engine works, and which parts of parameters it has.
+/// The form that a module takes: how its engine works, and which parts of parameters it has.
 struct Prepared {
   Options engine;
   Parts parts;

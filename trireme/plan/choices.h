@@ -139,7 +139,7 @@ constexpr bool starts_late(CommHook hook) {
   return hook == CommHook::kTopK || hook == CommHook::kPowerSgd;
 }
 
-/// What ranks along cp exchange for attention.
+/// The exchange of ranks along cp for attention.
 enum class CpKind {
   kAuto,     ///< that which sends fewer bytes, of those that the heads and the length allow
   kUlysses,  ///< tokens for heads, and back (Jacobs et al. 2023)

@@ -139,7 +139,7 @@ class ProgramCheck {
     return in_words([&] { return types_of(factor_map(instruction.op, operands, instruction.attributes)); });
   }
 
-  /// What an operation says of its operands, with the place of the instruction.
+  /// The refusal of operands by an operation, with the place of the instruction.
   template <typename Body>
   std::vector<TensorType> in_words(const Body& body) const {
     try {

@@ -14,7 +14,7 @@
 
 namespace trireme::plan {
 
-/// What an instruction does.
+/// The kinds of instructions.
 enum class InstructionKind {
   kOp,     ///< an operation
   kInput,  ///< a tensor that comes from outside of the program: a batch, a parameter

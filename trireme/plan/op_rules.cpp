@@ -120,7 +120,7 @@ class Planner {
 
   std::string at() const { return request_.where.empty() ? "" : request_.where + ": "; }
 
-  /// What an operation writes stays where it is; so does what the user has pinned.
+  /// An operand that is written stays where it is; so does what the user has pinned.
   bool is_pinned(size_t input) const {
     return (!request_.pinned.empty() && request_.pinned[input]) ||
            (record_of(request_.op).in_place && input != 1);

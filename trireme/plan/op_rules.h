@@ -80,7 +80,7 @@ struct OpPlan {
   int64_t bytes() const;
 };
 
-/// Of the strategies that leave pinned operands where they are, the one that moves the fewest operands that
+/// The strategy, of those that leave pinned operands where they are, that moves the fewest operands that
 /// rather stay, then sends the fewest bytes, up to a result in the placement that is asked for, then changes
 /// the fewest tensors. Throws ConfigError for types that do not
 /// fit, pinned operands that cannot be used together, and, where the request is explicit, for a move that

@@ -22,7 +22,7 @@ constexpr bool is_floating(TensorDtype dtype) {
   return dtype == TensorDtype::kFp32 || dtype == TensorDtype::kBf16 || dtype == TensorDtype::kFp16;
 }
 
-/// What is known of a tensor without its values.
+/// A tensor without its values.
 struct TensorType {
   Shape shape;
   TensorDtype dtype = TensorDtype::kFp32;
@@ -122,7 +122,7 @@ struct OpAttributes {
   bool operator==(const OpAttributes&) const = default;
 };
 
-/// What every call of an operation has.
+/// The facts of every call of an operation.
 struct OpRecord {
   Op op = Op::kFull;
   int64_t least_inputs = 0, most_inputs = 0, most_results = 1;

@@ -38,7 +38,7 @@ bool can_share_heads(int64_t heads, int64_t kv_heads, int64_t ranks);
 int64_t length_multiple(const ParallelConfig& parallel, CpKind kind);
 int64_t length_multiple(const Config& config);
 
-/// What a rank sends for attention in one block.
+/// The bytes that a rank sends for attention in one block.
 struct AttentionBytes {
   Collective collective = Collective::kAllToAll;
   int64_t forward = 0;
