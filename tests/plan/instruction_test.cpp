@@ -15,6 +15,8 @@ namespace {
 
 /// A feed-forward part under tensor parallelism, its loss, and an update by hand.
 const std::string kProgram = R"(trireme.program/1
+signal pp_stage0 workers=0,1
+signal stage0_to_stage1 workers=3,2
 t0 = input dtype=fp32 shape=8,16 @pp_stage0 #3
 t1 = input dtype=fp32 shape=16,64 @pp_stage0_colpar #4
 t2 = input dtype=fp32 shape=64,16 @pp_stage0_rowpar #5
@@ -26,6 +28,15 @@ t6 = cross t5 @stage0_to_stage1 #11
 t7 = input dtype=int64 shape=8 @pp_stage1
 t8 = cross_entropy t6 t7 @pp_stage1 #13
 t9 = randn dtype=bf16 seed=17 shape=4,2
+t10 = input dtype=fp32 from=7 shape=8,16 place=S(0) @pp_stage0 #20
+track t10
+t11 = matmul t10 t1 place=R no_grad @pp_stage0_colpar
+t12 = square t10 @pp_stage0
+t13 = sum t12 @pp_stage0
+backward t13 #23
+backward t12 t10
+t14 = gradient t10
+fetch t13 to=5
 )";
 
 /// The message of what `body` throws; empty: nothing.
@@ -60,9 +71,10 @@ TEST(Instruction, IsALineAsTheDocumentWritesIt) {
 
 TEST(Instruction, ProgramsGoBothWays) {
   const Program program = program_from_text(kProgram, "p.txt");
-  EXPECT_EQ(program.instructions.size(), 11u);
-  EXPECT_EQ(program.signals, (std::vector<std::string>{"pp_stage0", "pp_stage0_colpar", "pp_stage0_rowpar",
-                                                       "stage0_to_stage1", "pp_stage1"}));
+  EXPECT_EQ(program.instructions.size(), 20u);
+  EXPECT_EQ(program.signals, (std::vector<std::string>{"pp_stage0", "stage0_to_stage1", "pp_stage0_colpar",
+                                                       "pp_stage0_rowpar", "pp_stage1"}));
+  EXPECT_EQ(program.workers, (std::vector<std::vector<int64_t>>{{0, 1}, {3, 2}}));
   EXPECT_EQ(to_text(program), kProgram);
   EXPECT_EQ(program.instructions[3].line, 7u);
   const Program spaced = program_from_text(
@@ -94,6 +106,10 @@ TEST(Instruction, EveryOperationAndAttributeGoesBothWays) {
           one.attributes.real[i] =
               std::ldexp(static_cast<double>(random()), static_cast<int>(random() % 200) - 150);
       }
+      one.no_grad = random() % 2 != 0;
+      const TensorPlacement places[] = {TensorPlacement::replicate(), TensorPlacement::partial(),
+                                        TensorPlacement::shard(static_cast<int64_t>(random() % 8))};
+      if (random() % 2 != 0) one.place = places[random() % 3];
       if (!record.list.empty()) {
         std::vector<int64_t> items(random() % (OpAttributes::kMostListed + 1));
         for (int64_t& item : items) item = static_cast<int64_t>(random() % 1000) - 500;
@@ -105,12 +121,51 @@ TEST(Instruction, EveryOperationAndAttributeGoesBothWays) {
     const Program again = program_from_text(text, "p.txt");
     ASSERT_EQ(again, program) << text;
     ASSERT_EQ(program_hash(again), program_hash(program));
+    std::string bytes;
+    for (const Instruction& one : program.instructions) append_bytes(bytes, one);
+    std::string_view left = bytes;
+    for (const Instruction& one : program.instructions) ASSERT_EQ(take_instruction(left), one);
+    ASSERT_TRUE(left.empty());
   }
+}
+
+TEST(Instruction, EveryKindGoesThroughBytes) {
+  const Program program = program_from_text(kProgram, "p.txt");
+  std::string bytes;
+  for (const Instruction& one : program.instructions) append_bytes(bytes, one);
+  EXPECT_LT(bytes.size(), 25 * program.instructions.size());
+  std::string_view left = bytes;
+  for (const Instruction& one : program.instructions) ASSERT_EQ(take_instruction(left), one);
+}
+
+/// Bytes of another program, or damaged ones, are an instruction or refused, and nothing else.
+TEST(Instruction, DamagedBytesAreReadOrRefused) {
+  const Program program = program_from_text(kProgram, "p.txt");
+  std::mt19937 random(7);
+  int64_t read = 0, refused = 0;
+  for (int round = 0; round < 100000; ++round) {
+    std::string bytes;
+    append_bytes(bytes, program.instructions[random() % program.instructions.size()]);
+    for (int edit = 0; edit < 2; ++edit) bytes[random() % bytes.size()] = static_cast<char>(random());
+    if (random() % 4 == 0) bytes.resize(random() % bytes.size());
+    std::string_view left = bytes;
+    try {
+      const Instruction one = take_instruction(left);
+      EXPECT_LE(one.inputs, kMostOpInputs);
+      EXPECT_LE(one.outputs, kMostOpResults);
+      EXPECT_LT(static_cast<size_t>(one.op), kNames<Op>.size());
+      ++read;
+    } catch (const DataError&) {
+      ++refused;
+    }
+  }
+  EXPECT_GT(read, 1000);
+  EXPECT_GT(refused, 1000);
 }
 
 TEST(Instruction, TypesFollowFromOperations) {
   const auto types = verify(program_from_text(kProgram, "p.txt"), "p.txt");
-  ASSERT_EQ(types.size(), 10u);
+  ASSERT_EQ(types.size(), 15u);
   EXPECT_EQ(types.at(4), (TensorType{{8, 64}}));
   EXPECT_EQ(types.at(6), (TensorType{{8, 16}}));
   EXPECT_EQ(types.at(8), (TensorType{Shape{}}));
@@ -123,9 +178,18 @@ TEST(Instruction, HashesTellMeaningsApart) {
   for (Instruction& one : moved.instructions) one.line += 100;
   EXPECT_EQ(program_hash(moved), program_hash(program)) << "lines of the source do not count";
   std::set<uint64_t> hashes = {program_hash(program)};
-  const std::pair<const char*, const char*> edits[] = {
-      {"matmul t4 t2", "matmul t2 t4"}, {"gelu", "silu"}, {"seed=17", "seed=18"}, {"free t3", "free t4"},
-      {"@pp_stage1 ", "@pp_stage2 "},   {"4,2", "2,4"},   {"t9 =", "t10 ="},      {"bf16", "fp16"}};
+  const std::pair<const char*, const char*> edits[] = {{"matmul t4 t2", "matmul t2 t4"},
+                                                       {"gelu", "silu"},
+                                                       {"seed=17", "seed=18"},
+                                                       {"free t3", "free t4"},
+                                                       {"@pp_stage1 ", "@pp_stage2 "},
+                                                       {"4,2", "2,4"},
+                                                       {"t9 =", "t90 ="},
+                                                       {"bf16", "fp16"},
+                                                       {"place=S(0)", "place=S(1)"},
+                                                       {"no_grad ", ""},
+                                                       {"workers=3,2", "workers=2,3"},
+                                                       {"to=5", "to=6"}};
   for (const auto& [from, to] : edits) {
     std::string text = kProgram;
     text.replace(text.find(from), std::string(from).size(), to);
@@ -161,6 +225,13 @@ TEST(Instruction, LinesThatCannotBeReadAreNamed) {
       {"t1 = relu t0 @a @b", "two signals"},
       {"t1 = relu t0 #0", "'#0' is no line"},
       {"free t0 by=1", "'free' has no attribute 'by'"},
+      {"t1 = relu t0 place=X", "place=X is no placement; write R, P or S(0)"},
+      {"free t0 place=R", "'free' has no attribute 'place'"},
+      {"t1 = cross t0 no_grad", "takes no 'no_grad'"},
+      {"signal a", "a signal is written 'signal NAME workers=0,1'"},
+      {"signal a workers=x", "'x' is no worker"},
+      {"signal a workers=0\nsignal a workers=1", "'a' is named twice"},
+      {"t1 = relu t0 @b\nsignal a workers=1", "signals stand before the first instruction"},
   };
   for (const auto& [line, said] : lines) expect_contains(reading(line), said);
   expect_contains(message_of([] { program_from_text("t0 = relu t1\n", "p.txt"); }),
@@ -191,6 +262,17 @@ TEST(Instruction, ProgramsThatCannotRunAreNamed) {
       {made + "t1 = dropout t0 p=1\n", "p is 1; give 0 up to below 1"},
       {made + "adamw_ t0 t0 t0 t0 lr=1\n", "steps count from 1"},
       {"t0 = input dtype=int64 shape=4\nsgd_ t0 t0 lr=1\n", "floating"},
+      {made + "track t0\ntrack t1\n", "t1 is used before"},
+      {"t0 = input dtype=int64 shape=4\ntrack t0\n", "int64 (4) has no gradient"},
+      {made + "t1 = gradient t0\n", "its gradient is not collected; write 'track'"},
+      {made + "track t0\nt1 = relu t0\nbackward t1\n", "a root without a gradient is a scalar"},
+      {made + "t1 = sum t0\nbackward t1\n", "no gradient passes from t1"},
+      {made + "track t0\nt1 = sum t0 no_grad\nbackward t1\n", "no gradient passes from t1"},
+      {made + "track t0\nt1 = relu t0\nt2 = sum t0\nbackward t1 t2\n", "another type"},
+      {made + "track t0\nbackward t0 t0 t0\n", "'backward' takes a scalar, or roots"},
+      {made + "t1 = fetch t0\n", "it takes one tensor"},
+      {"t0 = input dtype=fp32 shape=4 place=S(1)\n", "cannot be placed S(1)"},
+      {"t0 = input dtype=fp32 shape=4 place=P\n", "cannot be placed P"},
   };
   for (const auto& [text, said] : programs) expect_contains(checking(text), said);
   EXPECT_EQ(checking(made + "t1 t2 = split t0 dim=1 sizes=4,4\nadd_ t1 t2\nfree t0\n"), "");

@@ -1,25 +1,32 @@
 #pragma once
-// Programs of a controller as data: operations on numbered tensors, in records of one size and as text. An
-// instruction names whole tensors; what a worker does for it follows from the placements of its signal
-// (plan/op_rules.h). Nothing runs such programs yet: they are written, read, checked and compared.
+// Programs of a controller as data: operations on numbered tensors, in records of one size, as bytes and as
+// text. An instruction names whole tensors; what each worker does for it follows from their placements
+// (plan/placer.h).
 #include <array>
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <type_traits>
 #include <vector>
 
 #include "trireme/plan/ops.h"
+#include "trireme/plan/placement.h"
 
 namespace trireme::plan {
 
 /// The kinds of instructions.
 enum class InstructionKind {
-  kOp,     ///< an operation
-  kInput,  ///< a tensor that comes from outside of the program: a batch, a parameter
-  kCross,  ///< a tensor goes to the workers of the instruction's signal; the result is another tensor
-  kFree    ///< the operand's memory is free from here on
+  kOp,        ///< an operation
+  kInput,     ///< a tensor that comes from outside of the program: a batch, a parameter
+  kCross,     ///< a tensor goes to the workers of the instruction's signal; the result is another tensor
+  kFree,      ///< the operand's memory is free from here on
+  kTrack,     ///< gradients end at the operand, which collects them: a parameter, or what has crossed
+  kBackward,  ///< gradients of the operands, roots before their gradients; a root alone is a scalar whose is
+              ///< 1
+  kGradient,  ///< the result is what the operand has collected, which begins anew
+  kFetch      ///< the operand's value goes to the client
 };
 
 struct Instruction {
@@ -32,21 +39,29 @@ struct Instruction {
   uint16_t inputs = 0, outputs = 0;
   std::array<uint32_t, kMostOpInputs> input{};
   std::array<uint32_t, kMostOpResults> output{};
-  OpAttributes attributes = {};  ///< kInput: whole[0] is its dtype, the list its shape
+  OpAttributes attributes = {};               ///< as attribute_names() has them
+  bool no_grad = false;                       ///< kOp: gradients do not pass
+  std::optional<TensorPlacement> place = {};  ///< kOp, kInput, kCross: of the results; none: what is cheapest
   bool operator==(const Instruction&) const = default;
 };
 static_assert(std::is_trivially_copyable_v<Instruction>);
 
+/// The names of an instruction's attributes: those of its operation; a dtype, a shape and the number of the
+/// value "from" outside of an input; the number "to" which a fetched value belongs.
+const OpRecord& attribute_names(const Instruction& instruction);
+
 struct Program {
-  std::vector<std::string> signals = {};  ///< names of scopes
+  std::vector<std::string> signals = {};           ///< names of scopes
+  std::vector<std::vector<int64_t>> workers = {};  ///< of the first signals; empty: a file of signals says
   std::vector<Instruction> instructions = {};
   bool operator==(const Program&) const = default;
 };
 
-/// "t7 = matmul t5 t4 @pp_stage0_colpar #12": results, operation, operands, attributes that are not 0,
-/// signal, and the line of the source.
+/// "t7 = matmul t5 t4 place=S(1) @pp_stage0_colpar #12": results, operation, operands, attributes that are
+/// not 0, the placement that is asked for, "no_grad", signal, and the line of the source.
 std::string to_text(const Instruction& instruction, const std::vector<std::string>& signals);
-/// One instruction a line, below a line that names the format.
+/// One instruction a line, below a line that names the format and one for each signal that has workers:
+/// "signal pp_stage0 workers=0,1".
 std::string to_text(const Program& program);
 /// Reads to_text(); blank lines and what follows "//" are ignored. Throws ConfigError that names `name`, the
 /// line, what is wrong there, and the nearest word for one that is not known. Signals are numbered as they
@@ -54,6 +69,12 @@ std::string to_text(const Program& program);
 Program program_from_text(std::string_view text, const std::string& name);
 /// Reads the file. Throws as above and as read_text_file().
 Program load_program(const std::string& path);
+
+/// Appends some 20 bytes, the same on all machines.
+void append_bytes(std::string& bytes, const Instruction& instruction);
+/// The instruction that `bytes` begin with, which are taken off. Throws DataError for what no append_bytes()
+/// wrote; numbers of operations, signals and operands are in range afterwards.
+Instruction take_instruction(std::string_view& bytes);
 
 /// XXH3-64 over the meaning of a program, equal on all machines: lines of the source do not count, names of
 /// signals do. Throws ConfigError for records that cannot be.

@@ -7,37 +7,24 @@
 
 #include "trireme/base/error.h"
 #include "trireme/base/text.h"
-#include "trireme/plan/instruction.h"
+#include "trireme/plan/instruction_check.h"
+#include "trireme/plan/signals_yaml.h"
 #include "trireme/plan/text_file.h"
 
 namespace trireme::plan {
 namespace {
 
 constexpr std::string_view kFormat = "trireme.program/1";
-constexpr std::string_view kInputWord = "input", kCrossWord = "cross", kFreeWord = "free";
-constexpr std::string_view kDtypeWord = "dtype";
+constexpr std::string_view kDtypeWord = "dtype", kPlaceWord = "place", kNoGradWord = "no_grad",
+                           kSignalWord = "signal", kWorkersWord = "workers=";
+/// By kind; an operation has its own name.
+constexpr auto kKindWords =
+    std::to_array<std::string_view>({"", "input", "cross", "free", "track", "backward", "gradient", "fetch"});
 
-/// The record by which attributes of an instruction are named: an input has those of a tensor that is made.
-const OpRecord& record_of(const Instruction& instruction) {
-  return record_of(instruction.kind == InstructionKind::kInput ? Op::kFull : instruction.op);
-}
-
-bool has_attributes(const Instruction& instruction) {
-  return instruction.kind == InstructionKind::kOp || instruction.kind == InstructionKind::kInput;
-}
-
-std::string_view word_of(const Instruction& instruction) {
-  switch (instruction.kind) {
-    case InstructionKind::kInput:
-      return kInputWord;
-    case InstructionKind::kCross:
-      return kCrossWord;
-    case InstructionKind::kFree:
-      return kFreeWord;
-    case InstructionKind::kOp:
-      return name(instruction.op);
-  }
-  throw LogicError("[plan.program] unknown kind {}", static_cast<int>(instruction.kind));
+/// Whether it may be said how its results are placed.
+bool has_results(const Instruction& instruction) {
+  return instruction.kind == InstructionKind::kOp || instruction.kind == InstructionKind::kInput ||
+         instruction.kind == InstructionKind::kCross;
 }
 
 bool is_dtype(std::string_view attribute, int64_t value) {
@@ -46,7 +33,7 @@ bool is_dtype(std::string_view attribute, int64_t value) {
 
 /// " dim=1 by=0.5 shape=4,64": those that are not 0; a dtype always.
 std::string attributes_text(const Instruction& instruction) {
-  const OpRecord& record = record_of(instruction);
+  const OpRecord& record = attribute_names(instruction);
   const OpAttributes& attributes = instruction.attributes;
   std::string text;
   for (size_t i = 0; i < record.whole.size(); ++i) {
@@ -75,8 +62,7 @@ class LineReader {
     read_results();
     read_word();
     while (next_ < words_.size()) read_rest(words_[next_++]);
-    if (has_attributes(instruction_) || given_.empty()) return instruction_;
-    fail(fmt::format("'{}' has no attribute '{}'", word_of(instruction_), given_.front()));
+    return instruction_;
   }
 
  private:
@@ -109,13 +95,10 @@ class LineReader {
   void read_word() {
     if (next_ == words_.size()) fail("there is no operation; write 't1 = relu t0'");
     const std::string& word = words_[next_++];
+    const auto kind = std::ranges::find(kKindWords, word);
     const std::optional<Op> op = parse<Op>(word);
-    if (word == kInputWord) {
-      instruction_.kind = InstructionKind::kInput;
-    } else if (word == kCrossWord) {
-      instruction_.kind = InstructionKind::kCross;
-    } else if (word == kFreeWord) {
-      instruction_.kind = InstructionKind::kFree;
+    if (kind != kKindWords.end() && !word.empty()) {
+      instruction_.kind = static_cast<InstructionKind>(kind - kKindWords.begin());
     } else if (op) {
       instruction_.op = *op;
     } else {
@@ -124,8 +107,7 @@ class LineReader {
   }
 
   [[noreturn]] void fail_unknown_word(const std::string& word) const {
-    std::vector<std::string> names = {std::string(kInputWord), std::string(kCrossWord),
-                                      std::string(kFreeWord)};
+    std::vector<std::string> names(kKindWords.begin() + 1, kKindWords.end());
     for (const std::string_view one : kNames<Op>) names.emplace_back(one);
     const std::string near = nearest_name(word, names);
     fail(fmt::format(
@@ -136,6 +118,7 @@ class LineReader {
   void read_rest(const std::string& word) {
     if (word.starts_with('@')) return read_signal(word.substr(1));
     if (word.starts_with('#')) return read_line(word.substr(1));
+    if (word == kNoGradWord) return read_no_grad();
     const size_t equals = word.find('=');
     if (equals != std::string::npos) return read_attribute(word.substr(0, equals), word.substr(equals + 1));
     if (instruction_.inputs == kMostOpInputs) fail(fmt::format("more than {} operands", kMostOpInputs));
@@ -160,8 +143,8 @@ class LineReader {
     if (std::ranges::find(given_, key) != given_.end())
       fail(fmt::format("{} is given twice; remove one", key));
     given_.push_back(key);
-    if (!has_attributes(instruction_)) return;
-    const OpRecord& record = record_of(instruction_);
+    if (key == kPlaceWord && has_results(instruction_)) return read_place(value);
+    const OpRecord& record = attribute_names(instruction_);
     const auto whole = std::ranges::find(record.whole, key);
     const auto real = std::ranges::find(record.real, key);
     if (!key.empty() && whole != record.whole.end()) {
@@ -176,6 +159,18 @@ class LineReader {
     } else {
       fail_unknown_attribute(record, key);
     }
+  }
+
+  void read_place(const std::string& value) {
+    instruction_.place = parse_placement(value);
+    if (!instruction_.place) fail(fmt::format("place={} is no placement; write R, P or S(0)", value));
+  }
+
+  void read_no_grad() {
+    if (instruction_.kind != InstructionKind::kOp || instruction_.no_grad)
+      fail(fmt::format("'{}' takes no 'no_grad' here; it stands once, behind an operation",
+                       instruction_word(instruction_)));
+    instruction_.no_grad = true;
   }
 
   int64_t whole_number(const std::string& key, const std::string& value) const {
@@ -210,7 +205,7 @@ class LineReader {
     std::ranges::for_each(record.whole, add);
     std::ranges::for_each(record.real, add);
     add(record.list);
-    fail(fmt::format("'{}' has no attribute '{}'{}", word_of(instruction_), key,
+    fail(fmt::format("'{}' has no attribute '{}'{}", instruction_word(instruction_), key,
                      names.empty() ? "" : fmt::format("; it has {}", join(names, ", "))));
   }
 
@@ -222,15 +217,41 @@ class LineReader {
   size_t next_ = 0;
 };
 
+/// "signal NAME workers=0,1", before whatever names the signal.
+void read_signal_line(const std::vector<std::string>& words, const std::string& at, Program& program) {
+  const auto fail = [&at](const std::string& what) { throw ConfigError("[plan.program] {}: {}", at, what); };
+  if (words.size() != 3 || !words[2].starts_with(kWorkersWord) || !is_signal_name(words[1]))
+    fail("a signal is written 'signal NAME workers=0,1'");
+  if (!program.instructions.empty() || program.signals.size() > program.workers.size())
+    fail("signals stand before the first instruction");
+  if (std::ranges::find(program.signals, words[1]) != program.signals.end())
+    fail(fmt::format("'{}' is named twice; remove one", words[1]));
+  std::vector<int64_t> workers;
+  for (const std::string& item : split(words[2].substr(kWorkersWord.size()), ',')) {
+    const std::optional<int64_t> worker = parse_whole_text<int64_t>(item);
+    if (!worker) fail(fmt::format("'{}' is no worker; workers are numbered from 0 on", item));
+    workers.push_back(*worker);
+  }
+  program.signals.push_back(words[1]);
+  program.workers.push_back(std::move(workers));
+}
+
 }  // namespace
+
+std::string_view instruction_word(const Instruction& instruction) {
+  if (instruction.kind == InstructionKind::kOp) return name(instruction.op);
+  return kKindWords.at(static_cast<size_t>(instruction.kind));
+}
 
 std::string to_text(const Instruction& instruction, const std::vector<std::string>& signals) {
   std::string text;
   for (size_t i = 0; i < instruction.outputs; ++i) text += fmt::format("t{} ", instruction.output[i]);
   if (instruction.outputs > 0) text += "= ";
-  text += word_of(instruction);
+  text += instruction_word(instruction);
   for (size_t i = 0; i < instruction.inputs; ++i) text += fmt::format(" t{}", instruction.input[i]);
-  if (has_attributes(instruction)) text += attributes_text(instruction);
+  text += attributes_text(instruction);
+  if (instruction.place) text += fmt::format(" {}={}", kPlaceWord, to_text(*instruction.place));
+  if (instruction.no_grad) text += fmt::format(" {}", kNoGradWord);
   if (instruction.signal != Instruction::kNoSignal)
     text += " @" + signals.at(static_cast<size_t>(instruction.signal));
   if (instruction.line > 0) text += fmt::format(" #{}", instruction.line);
@@ -239,6 +260,9 @@ std::string to_text(const Instruction& instruction, const std::vector<std::strin
 
 std::string to_text(const Program& program) {
   std::string text = fmt::format("{}\n", kFormat);
+  for (size_t i = 0; i < program.workers.size(); ++i)
+    text += fmt::format("{} {} {}{}\n", kSignalWord, program.signals.at(i), kWorkersWord,
+                        fmt::join(program.workers[i], ","));
   for (const Instruction& instruction : program.instructions)
     text += to_text(instruction, program.signals) + "\n";
   return text;
@@ -256,7 +280,11 @@ Program program_from_text(std::string_view text, const std::string& name) {
     if (!has_format && (words.size() != 1 || words.front() != kFormat)) {
       throw ConfigError("[plan.program] {}: a program begins with the line '{}'", at, kFormat);
     }
-    if (has_format) program.instructions.push_back(LineReader(std::move(words), at, program).read());
+    if (has_format && words.front() == kSignalWord) {
+      read_signal_line(words, at, program);
+    } else if (has_format) {
+      program.instructions.push_back(LineReader(std::move(words), at, program).read());
+    }
     has_format = true;
   }
   if (!has_format) throw ConfigError("[plan.program] {}: no line says '{}'", name, kFormat);

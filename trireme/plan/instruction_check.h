@@ -1,0 +1,18 @@
+#pragma once
+// Whether a record can be an instruction at all; it may come from another process. Private to
+// plan/instruction*.cpp and plan/placer.cpp.
+#include <cstddef>
+#include <string>
+#include <string_view>
+
+#include "trireme/plan/instruction.h"
+
+namespace trireme::plan {
+
+/// The reason why a record is no instruction of a program with so many signals; empty: it is one.
+std::string record_fault(const Instruction& instruction, size_t signals);
+
+/// The word of its line: that of its kind, or of its operation.
+std::string_view instruction_word(const Instruction& instruction);
+
+}  // namespace trireme::plan
