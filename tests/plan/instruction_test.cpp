@@ -270,7 +270,7 @@ TEST(Instruction, ProgramsThatCannotRunAreNamed) {
       {made + "track t0\nt1 = sum t0 no_grad\nbackward t1\n", "no gradient passes from t1"},
       {made + "track t0\nt1 = relu t0\nt2 = sum t0\nbackward t1 t2\n", "another type"},
       {made + "track t0\nbackward t0 t0 t0\n", "'backward' takes a scalar, or roots"},
-      {made + "t1 = fetch t0\n", "it takes one tensor"},
+      {made + "t1 = fetch t0\n", "'fetch' takes one tensor"},
       {"t0 = input dtype=fp32 shape=4 place=S(1)\n", "cannot be placed S(1)"},
       {"t0 = input dtype=fp32 shape=4 place=P\n", "cannot be placed P"},
   };
