@@ -9,6 +9,7 @@
 // Rows are vectorised where pointers and widths allow 16-byte accesses, and correct where they do not.
 #include <cstdint>
 
+#include "trireme/kernels/counters.h"
 #include "trireme/kernels/fp8_format.h"
 #include "trireme/kernels/optimizer.h"
 
@@ -233,7 +234,8 @@ int fp8_cast_part(void* bytes, const float* x, const float* amax, float* seen, i
 
 // Random numbers (normal.cu), as in normal.h.
 
-int fill_normal(float* out, int64_t count, uint64_t key, int64_t first, double deviation, void* stream);
+int fill_normal(float* out, int64_t count, uint64_t key, const Counters& at, double deviation, void* stream);
+int fill_kept(bool* out, int64_t count, uint64_t key, const Counters& at, double p, void* stream);
 
 // Comparing bits (checksum.cu).
 

@@ -51,6 +51,13 @@ Moment::Moment(int64_t count, MomentFormat format, MomentKind kind, at::Device d
 Moment::Moment(MomentFormat format, MomentKind kind, at::Tensor values, at::Tensor exponents)
     : format_(format), kind_(kind), values_(std::move(values)), exponents_(std::move(exponents)) {}
 
+Moment Moment::in(const at::Tensor& values, MomentKind kind) {
+  TRIREME_CHECK(values.scalar_type() == at::kFloat && values.dim() == 1 && values.is_contiguous(),
+                "[kernels.moment] moments are {} of {} dimensions; pass a contiguous range in fp32",
+                c10::toString(values.scalar_type()), values.dim());
+  return {MomentFormat::kFp32, kind, values, {}};
+}
+
 Moment Moment::part(int64_t begin, int64_t end) const {
   TRIREME_CHECK(format_ == MomentFormat::kFp32 || begin % kMomentBlock == 0,
                 "[kernels.moment] a range of moments begins at element {}; in fewer bits than fp32 it must "

@@ -14,6 +14,8 @@ class Moment {
  public:
   /// Zeros.
   Moment(int64_t count, MomentFormat format, MomentKind kind, at::Device device);
+  /// The numbers that `values` (count) fp32, contiguous, has: its memory, no copy.
+  static Moment in(const at::Tensor& values, MomentKind kind);
 
   /// The elements from `begin` to `end`, no copy; begin is a multiple of kMomentBlock, but for kFp32.
   Moment part(int64_t begin, int64_t end) const;

@@ -141,8 +141,11 @@ int fp8_amax_part(float*, const float*, int64_t, void*) {
 int fp8_cast_part(void*, const float*, const float*, float*, int64_t, void*) {
   absent("fp8_cast_part");
 }
-int fill_normal(float*, int64_t, uint64_t, int64_t, double, void*) {
+int fill_normal(float*, int64_t, uint64_t, const Counters&, double, void*) {
   absent("fill_normal");
+}
+int fill_kept(bool*, int64_t, uint64_t, const Counters&, double, void*) {
+  absent("fill_kept");
 }
 void matmul(const MatmulCall&) {
   absent("matmul");

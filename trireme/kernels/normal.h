@@ -8,11 +8,14 @@
 #include <cstdint>
 
 #include "trireme/base/hash.h"
+#include "trireme/kernels/counters.h"
 
 namespace trireme::kernels {
 
-/// out[i] = deviation * a standard normal number of (key, first + i), on a CPU in parallel.
-void fill_normal(float* out, int64_t count, uint64_t key, int64_t first, double deviation);
+/// out[i] = deviation * a standard normal number of (key, at.of(i)), on a CPU in parallel.
+void fill_normal(float* out, int64_t count, uint64_t key, const Counters& at, double deviation);
+/// out[i] = whether what (key, at.of(i)) draws is kept: with a probability of 1 - p, for p from 0 to below 1.
+void fill_kept(bool* out, int64_t count, uint64_t key, const Counters& at, double p);
 
 namespace detail {
 
@@ -69,5 +72,23 @@ static constexpr double standard_normal(uint64_t bits) {
   const double v = (detail::to_double(bits & 0xffffffffu) + 0.5) * kUnit;
   return std::sqrt(-2.0 * detail::log_of(u)) * detail::cos_of_turns(v);
 }
+
+/// The numbers of fill_normal() and fill_kept() by counter.
+struct NormalDraw {
+  uint64_t key;
+  double deviation;
+
+  constexpr float operator()(int64_t counter) const {
+    return static_cast<float>(deviation * standard_normal(mix64(key, static_cast<uint64_t>(counter))));
+  }
+};
+struct KeptDraw {
+  uint64_t key;
+  double p;
+
+  constexpr bool operator()(int64_t counter) const {
+    return mix64(key, static_cast<uint64_t>(counter)) >> 11 >= static_cast<uint64_t>(p * 0x1p53);
+  }
+};
 
 }  // namespace trireme::kernels

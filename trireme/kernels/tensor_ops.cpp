@@ -568,10 +568,15 @@ void add_scaled(at::Tensor& y, const at::Tensor& x, const at::Tensor& factor) {
            "add_scaled");
 }
 
-void fill_normal(at::Tensor& out, uint64_t key, int64_t first, double deviation) {
-  if (!out.is_cuda()) return fill_normal(floats(out), out.numel(), key, first, deviation);
-  launched(cuda::fill_normal(floats(out), out.numel(), key, first, deviation, current_stream()),
-           "fill_normal");
+void fill_normal(at::Tensor& out, uint64_t key, const Counters& at, double deviation) {
+  if (!out.is_cuda()) return fill_normal(floats(out), out.numel(), key, at, deviation);
+  launched(cuda::fill_normal(floats(out), out.numel(), key, at, deviation, current_stream()), "fill_normal");
+}
+
+void fill_kept(at::Tensor& out, uint64_t key, const Counters& at, double p) {
+  bool* const kept = out.mutable_data_ptr<bool>();
+  if (!out.is_cuda()) return fill_kept(kept, out.numel(), key, at, p);
+  launched(cuda::fill_kept(kept, out.numel(), key, at, p, current_stream()), "fill_kept");
 }
 
 void embedding_backward(at::Tensor& d_weight, const at::Tensor& dy, const at::Tensor& tokens) {

@@ -10,6 +10,7 @@
 // the sum of the rows of dx, which are at least one; a CPU leaves it as it is.
 #include <ATen/core/Tensor.h>
 
+#include "trireme/kernels/counters.h"
 #include "trireme/kernels/moment.h"
 #include "trireme/kernels/optimizer.h"
 
@@ -139,8 +140,9 @@ bool join_vocabulary(at::Tensor& gradient, const std::vector<at::Tensor>& messag
 void scale(at::Tensor& y, const at::Tensor& x, const at::Tensor& factor);
 void add_scaled(at::Tensor& y, const at::Tensor& x, const at::Tensor& factor);
 
-/// out (n) fp32, contiguous, as in normal.h.
-void fill_normal(at::Tensor& out, uint64_t key, int64_t first, double deviation);
+/// As in normal.h: out fp32, and bool.
+void fill_normal(at::Tensor& out, uint64_t key, const Counters& at, double deviation);
+void fill_kept(at::Tensor& out, uint64_t key, const Counters& at, double p);
 
 /// On a GPU. d_weight (rows, width), of the dtype of dy or fp32, += the sums of the rows of dy (..., width)
 /// that `tokens` (...) name.

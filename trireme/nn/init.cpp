@@ -23,7 +23,7 @@ void initial_values(const plan::ParamSpec& param, uint64_t seed, const plan::Reg
   for (plan::RunCursor cursor(whole, region); !cursor.done(); cursor.next()) {
     const plan::Run& run = cursor.run();
     at::Tensor part = out.narrow(0, run.local, run.length);
-    kernels::fill_normal(part, key, run.begin, deviation);
+    kernels::fill_normal(part, key, {run.begin}, deviation);
   }
   if (mean != 0.0) out.add_(mean);
 }
