@@ -11,6 +11,9 @@ import sys
 
 SOURCES = {".h", ".cpp", ".cu", ".cuh", ".in"}
 TORCH_FREE = {"base", "text", "plan", "report", "launch", "checkpoint"}
+# Rooms that are torch-free but for their files whose names begin with "worker", and files of that name that are so too.
+TORCH_FREE_BUT_WORKERS = {"cli", "controller"}
+TORCH_FREE_WORKERS = {"trireme/controller/worker_link.h", "trireme/controller/worker_link.cpp"}
 # Faces of torch-free rooms for whoever has tensors.
 TENSOR_FACES = {"trireme/checkpoint/safetensors.h", "trireme/checkpoint/safetensors.cpp"}
 # Files of other rooms that need no torch: the front command has a copy of them.
@@ -40,6 +43,12 @@ TOKENS = re.compile(
     r"|//[^\n]*|/\*.*?\*/",
     re.DOTALL,
 )
+
+
+def is_worker(name):
+    """Whether `name`, of a file, is of a worker's part of a room that is torch-free otherwise."""
+    parts = name.split("/")
+    return parts[1] in TORCH_FREE_BUT_WORKERS and parts[-1].startswith("worker") and name not in TORCH_FREE_WORKERS
 
 
 def blank(match, keep_strings):
@@ -76,7 +85,7 @@ class Source:
             return False
         if self.name in WITHOUT_TORCH:
             return True
-        return self.room in TORCH_FREE or (self.room == "cli" and not self.path.name.startswith("worker"))
+        return self.room in TORCH_FREE or (self.room in TORCH_FREE_BUT_WORKERS and not is_worker(self.name))
 
 
 def read_layers(path, places=None):
@@ -111,11 +120,11 @@ def check_rooms(source, layers):
         room = name.split("/")[1]
         if room != source.room and room not in layers[source.room]:
             yield line, f"{source.room} may not include {room} ({name})"
-        elif source.is_torch_free and room not in TORCH_FREE | {"cli"} and name not in WITHOUT_TORCH:
+        elif source.is_torch_free and room not in TORCH_FREE | TORCH_FREE_BUT_WORKERS and name not in WITHOUT_TORCH:
             yield line, f"the front command links no torch and may not include {room} ({name})"
         elif source.is_torch_free and name in TENSOR_FACES:
             yield line, f"{source.room} is torch-free here and may not include the face for tensors ({name})"
-        elif source.is_torch_free and name.startswith("trireme/cli/worker"):
+        elif source.is_torch_free and is_worker(name):
             yield line, f"the front command may not include the worker ({name})"
 
 

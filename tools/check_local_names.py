@@ -13,7 +13,7 @@ import re
 import sys
 
 # Folders of trireme/ whose sources are compiled together.
-BATCHED = ("base text plan report launch checkpoint".split(),
+BATCHED = ("base text plan report launch controller checkpoint".split(),
            "checkpoint kernels comm tensor nn data optim memory precision parallel train bench".split(), ["cli"])
 
 # Programs of tests.

@@ -8,7 +8,7 @@ import unittest
 
 TOOL = pathlib.Path(__file__).resolve().parents[2] / "tools" / "check_layers.py"
 LAYERS = ("base:\nplan: base\nkernels: base\nnn: base plan kernels\ncheckpoint: base\nlaunch: base plan\n"
-          "cli: base plan nn launch\n")
+          "controller: base nn launch\ncli: base plan nn launch controller\n")
 
 spec = importlib.util.spec_from_file_location("check_layers", TOOL)
 check_layers = importlib.util.module_from_spec(spec)
@@ -73,6 +73,15 @@ class CheckLayers(unittest.TestCase):
         self.refused("cli/train.cpp", '#include "trireme/nn/linear.h"\n')
         self.refused("cli/train.cpp", '#include "trireme/cli/worker.h"\n')
         self.accepted({"cli/worker_train.cpp": '#include <ATen/ATen.h>\n#include "trireme/nn/linear.h"\n'})
+
+    def test_controller_is_torch_free_but_for_its_workers(self):
+        self.refused("controller/wire.cpp", "#include <ATen/ATen.h>\n")
+        self.refused("controller/wire.cpp", '#include "trireme/nn/linear.h"\n')
+        self.refused("controller/wire.cpp", '#include "trireme/controller/worker_ops.h"\n')
+        self.refused("controller/worker_link.cpp", "#include <ATen/ATen.h>\n")
+        self.refused("cli/serve.cpp", '#include "trireme/controller/worker_ops.h"\n')
+        self.accepted({"cli/serve.cpp": '#include "trireme/controller/wire.h"\n#include "trireme/controller/worker_link.h"\n',
+                       "controller/worker_ops.cpp": '#include <ATen/ATen.h>\n#include "trireme/nn/linear.h"\n'})
 
     def test_face_for_tensors_is_no_part_of_its_torch_free_room(self):
         face = {"checkpoint/safetensors.h": "#include <ATen/core/Tensor.h>\n"}
