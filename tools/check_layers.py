@@ -10,7 +10,7 @@ import re
 import sys
 
 SOURCES = {".h", ".cpp", ".cu", ".cuh", ".in"}
-TORCH_FREE = {"base", "text", "plan", "report", "launch", "checkpoint"}
+TORCH_FREE = {"base", "text", "plan", "report", "launch", "checkpoint", "gt"}
 # Rooms that are torch-free but for their files whose names begin with "worker", and files of that name that are so too.
 TORCH_FREE_BUT_WORKERS = {"cli", "controller"}
 TORCH_FREE_WORKERS = {"trireme/controller/worker_link.h", "trireme/controller/worker_link.cpp"}

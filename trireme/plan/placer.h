@@ -66,6 +66,8 @@ class Placer {
   /// A tensor that is there. Throws ConfigError for others.
   const PlacedTensor& tensor(uint32_t number) const;
   size_t tensors() const { return tensors_.size(); }
+  /// Forgets all tensors; signals stay.
+  void clear() { tensors_.clear(); }
   /// Lists of workers, one for each of those that signals have.
   const std::vector<std::vector<int64_t>>& groups() const { return groups_; }
   /// The group of a signal.

@@ -1,0 +1,266 @@
+// The demo's model as a program: on every mesh it is the model that libtorch computes on whole tensors.
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <mutex>
+
+#include "examples/controller_mini_gpt/model.h"
+#include "tests/support/relative_error.h"
+#include "tests/support/spawn.h"
+#include "trireme/controller/worker_ranks.h"
+#include "trireme/gt/schedule.h"
+#include "trireme/gt/workers.h"
+
+namespace trireme {
+namespace {
+
+using Values = std::map<std::string, std::vector<float>>;
+
+constexpr int64_t kBatch = 4, kMicroBatches = 4, kSteps = 3;
+const mini_gpt::Config kConfig{
+    .layers = 4, .width = 32, .heads = 4, .hidden = 64, .vocabulary = 53, .tokens = 6, .stages = 4};
+
+/// Stages of `tp` workers each, on as many lists of workers as there are stages.
+std::string signals_of(int64_t stages, int64_t tp) {
+  std::string text;
+  for (int64_t stage = 0; stage < stages; ++stage) {
+    text += "pp_stage" + std::to_string(stage) + ":\n  shard:\n    axis: 0\n    workers: [";
+    for (int64_t i = 0; i < tp; ++i) text += (i > 0 ? ", " : "") + std::to_string(stage * tp + i);
+    text += "]\n";
+  }
+  return text;
+}
+
+std::vector<int64_t> words_of(int64_t step, int64_t micro_batch, int64_t ahead) {
+  std::vector<int64_t> words;
+  for (int64_t i = 0; i < kBatch * kConfig.tokens; ++i) {
+    const int64_t at = i + ahead + 7 * micro_batch + 31 * step;
+    words.push_back((at * at + 3 * at) % kConfig.vocabulary);
+  }
+  return words;
+}
+
+struct Outcome {
+  Values begin, end;
+  std::vector<double> losses, norms;
+  uint64_t hash = 0;
+};
+
+Values values_of(const gt::nn::NamedTensors& parameters) {
+  Values values;
+  for (const auto& [name, tensor] : parameters) values[name] = tensor.fetch().floats();
+  return values;
+}
+
+/// Steps of AdamW with clipped gradients on this rank's thread; "" runs micro-batch after micro-batch.
+Outcome train(const std::shared_ptr<comm::World>& world, const mini_gpt::Config& config, int64_t tp,
+              const std::string& schedule) {
+  const std::string path = ::testing::TempDir() + "signals-" + std::to_string(world->rank()) + "-" +
+                           std::to_string(config.stages) + "-" + std::to_string(tp) + ".yaml";
+  std::ofstream(path) << signals_of(config.stages, tp);
+  const auto session = std::make_shared<controller::RankSession>(world);
+  const gt::Workers workers(session, {.signals = path});
+  gt::manual_seed(5);
+  const mini_gpt::MiniGpt model(config);
+  std::vector<gt::Tensor> parameters;
+  for (const auto& [name, tensor] : model.parameters()) parameters.push_back(tensor);
+  gt::AdamW optimizer(parameters, 1e-2);
+  Outcome outcome;
+  for (int64_t step = 0; step < kSteps; ++step) {
+    const auto loss_of = [&](int64_t micro_batch) {
+      return model.loss(words_of(step, micro_batch, 0), words_of(step, micro_batch, 1), kBatch);
+    };
+    std::vector<gt::Tensor> losses;
+    if (schedule.empty()) {
+      for (int64_t i = 0; i < kMicroBatches; ++i) {
+        losses.push_back(loss_of(i));
+        (losses.back() * (1.0 / kMicroBatches)).backward();
+      }
+    } else {
+      losses = gt::schedule(schedule, kMicroBatches, loss_of);
+    }
+    if (step == 0) outcome.begin = values_of(model.parameters());
+    const gt::Tensor norm = gt::clip_grad_norm(parameters, 0.5);
+    optimizer.step();
+    optimizer.zero_grad();
+    double mean = 0;
+    for (const gt::Tensor& loss : losses) mean += loss.item() / kMicroBatches;
+    outcome.losses.push_back(mean);
+    outcome.norms.push_back(norm.item());
+  }
+  outcome.end = values_of(model.parameters());
+  outcome.hash = session->placer().hash();
+  return outcome;
+}
+
+/// On tp x stages ranks; all ranks have the same values, and placed the same program.
+Outcome run_mesh(const mini_gpt::Config& config, int64_t tp, const std::string& schedule) {
+  std::mutex mutex;
+  std::map<int64_t, Outcome> outcomes;
+  test::run_ranks(tp * config.stages, [&](std::shared_ptr<comm::World> world) {
+    Outcome outcome = train(world, config, tp, schedule);
+    const std::lock_guard lock(mutex);
+    outcomes[world->rank()] = std::move(outcome);
+  });
+  for (const auto& [rank, outcome] : outcomes) {
+    EXPECT_EQ(outcome.end, outcomes[0].end);
+    EXPECT_EQ(outcome.losses, outcomes[0].losses);
+    EXPECT_EQ(outcome.hash, outcomes[0].hash);
+  }
+  return outcomes[0];
+}
+
+mini_gpt::Config with_stages(int64_t stages) {
+  mini_gpt::Config config = kConfig;
+  config.stages = stages;
+  return config;
+}
+
+/// The same model and optimizer by libtorch, on whole tensors.
+class DenseGpt {
+ public:
+  explicit DenseGpt(const Values& values) {
+    for (const auto& [name, numbers] : values)
+      weights_[name] = at::tensor(numbers).reshape(shape_of(name)).requires_grad_();
+  }
+
+  at::Tensor loss(const std::vector<int64_t>& words, const std::vector<int64_t>& next) const {
+    const int64_t tokens = kConfig.tokens;
+    at::Tensor x =
+        weights_.at("wte.weight").index_select(0, at::tensor(words)).reshape({kBatch, tokens, -1}) +
+        weights_.at("wpe.weight").narrow(0, 0, tokens);
+    for (int64_t layer = 0; layer < kConfig.layers; ++layer) x = block("h." + std::to_string(layer), x);
+    const at::Tensor logits = at::matmul(normed("ln_f", x), weights_.at("lm_head.weight"));
+    return at::cross_entropy_loss(logits.flatten(0, 1), at::tensor(next));
+  }
+
+  std::map<std::string, at::Tensor>& weights() { return weights_; }
+
+ private:
+  static std::vector<int64_t> shape_of(const std::string& name) {
+    const auto& c = kConfig;
+    const std::pair<const char*, std::vector<int64_t>> shapes[] = {
+        {"wte.weight", {c.vocabulary, c.width}},    {"wpe.weight", {c.tokens, c.width}},
+        {"c_attn.weight", {c.width, 3 * c.width}},  {"attn.c_proj.weight", {c.width, c.width}},
+        {"c_fc.weight", {c.width, c.hidden}},       {"mlp.c_proj.weight", {c.hidden, c.width}},
+        {"lm_head.weight", {c.width, c.vocabulary}}};
+    for (const auto& [end, shape] : shapes) {
+      if (name.ends_with(end)) return shape;
+    }
+    return {-1};
+  }
+
+  at::Tensor normed(const std::string& name, const at::Tensor& x) const {
+    return at::layer_norm(x, {x.size(-1)}, weights_.at(name + ".weight"), weights_.at(name + ".bias"));
+  }
+  at::Tensor product(const std::string& name, const at::Tensor& x) const {
+    return at::matmul(x, weights_.at(name + ".weight")) + weights_.at(name + ".bias");
+  }
+
+  at::Tensor block(const std::string& name, at::Tensor x) const {
+    const int64_t heads = kConfig.heads, width = kConfig.width / heads;
+    const auto qkv = product(name + ".attn.c_attn", normed(name + ".ln_1", x))
+                         .reshape({kBatch, kConfig.tokens, heads, 3 * width})
+                         .split(width, 3);
+    const at::Tensor q = qkv[0].transpose(1, 2), k = qkv[1].transpose(1, 2), v = qkv[2].transpose(1, 2);
+    const at::Tensor ahead = at::ones({kConfig.tokens, kConfig.tokens}).triu(1).to(at::kBool);
+    const at::Tensor scores = (at::matmul(q, k.transpose(2, 3)) / std::sqrt(static_cast<double>(width)))
+                                  .masked_fill(ahead, -INFINITY);
+    const at::Tensor mixed = at::matmul(scores.softmax(-1), v).transpose(1, 2).reshape(x.sizes());
+    x = x + product(name + ".attn.c_proj", mixed);
+    return x +
+           product(name + ".mlp.c_proj", at::gelu(product(name + ".mlp.c_fc", normed(name + ".ln_2", x))));
+  }
+
+  std::map<std::string, at::Tensor> weights_;
+};
+
+/// torch.optim.AdamW and clip_grad_norm_, as their documentation has them.
+struct DenseOutcome {
+  std::vector<double> losses, norms;
+  Values end;
+};
+DenseOutcome train_dense(const Values& begin) {
+  DenseGpt model(begin);
+  std::map<std::string, std::pair<at::Tensor, at::Tensor>> moments;
+  DenseOutcome outcome;
+  for (int64_t step = 0; step < kSteps; ++step) {
+    double mean = 0;
+    for (int64_t i = 0; i < kMicroBatches; ++i) {
+      const at::Tensor loss = model.loss(words_of(step, i, 0), words_of(step, i, 1));
+      (loss / kMicroBatches).backward();
+      mean += loss.item<double>() / kMicroBatches;
+    }
+    at::Tensor squares = at::zeros({});
+    for (auto& [name, weight] : model.weights()) squares += weight.grad().square().sum();
+    const double norm = squares.sqrt().item<double>(), scale = std::min(1.0, 0.5 / (norm + 1e-6));
+    const at::NoGradGuard no_grad;
+    for (auto& [name, weight] : model.weights()) {
+      auto& [mean_of, square_of] = moments[name];
+      const at::Tensor gradient = weight.grad() * scale;
+      mean_of = mean_of.defined() ? mean_of * 0.9 + gradient * 0.1 : gradient * 0.1;
+      square_of =
+          square_of.defined() ? square_of * 0.999 + gradient.square() * 0.001 : gradient.square() * 0.001;
+      const double count = static_cast<double>(step + 1);
+      weight *= 1 - 1e-2 * 0.01;
+      weight -= 1e-2 * (mean_of / (1 - std::pow(0.9, count))) /
+                ((square_of / (1 - std::pow(0.999, count))).sqrt() + 1e-8);
+      weight.mutable_grad() = at::Tensor();
+    }
+    outcome.losses.push_back(mean);
+    outcome.norms.push_back(norm);
+  }
+  for (auto& [name, weight] : model.weights()) {
+    const at::Tensor flat = weight.detach().contiguous();
+    outcome.end[name].assign(flat.const_data_ptr<float>(), flat.const_data_ptr<float>() + flat.numel());
+  }
+  return outcome;
+}
+
+void expect_like_dense(const Outcome& outcome, const std::string& what) {
+  const DenseOutcome dense = train_dense(outcome.begin);
+  for (size_t step = 0; step < dense.losses.size(); ++step) {
+    EXPECT_NEAR(outcome.losses[step], dense.losses[step], 1e-5 * dense.losses[step])
+        << what << ", step " << step;
+    EXPECT_NEAR(outcome.norms[step], dense.norms[step], 1e-4 * dense.norms[step])
+        << what << ", step " << step;
+  }
+  ASSERT_EQ(outcome.end.size(), dense.end.size());
+  for (const auto& [name, values] : outcome.end) {
+    const at::Tensor got = at::tensor(values), wanted = at::tensor(dense.end.at(name));
+    EXPECT_LT((got - wanted).norm().item<double>(), 1e-3 * wanted.norm().item<double>() + 1e-6)
+        << what << ": " << name;
+    EXPECT_NE(values, outcome.begin.at(name)) << what << ": nothing has changed " << name;
+  }
+}
+
+TEST(MiniGpt, IsTheDenseModelOnEveryMesh) {
+  const std::pair<int64_t, int64_t> meshes[] = {{1, 1}, {2, 1}, {4, 1}, {1, 2}, {2, 2}, {1, 4}};
+  Values begin;
+  for (const auto& [tp, stages] : meshes) {
+    const std::string what = "tp=" + std::to_string(tp) + " pp=" + std::to_string(stages);
+    const Outcome outcome = run_mesh(with_stages(stages), tp, "");
+    expect_like_dense(outcome, what);
+    if (begin.empty()) begin = outcome.begin;
+    EXPECT_EQ(outcome.begin, begin) << what << ": initial values depend on the mesh";
+  }
+}
+
+TEST(MiniGpt, SchedulesChangeTheOrderAndNoBit) {
+  for (const auto& [tp, stages] : {std::pair<int64_t, int64_t>{1, 4}, {2, 2}}) {
+    const Outcome one_by_one = run_mesh(with_stages(stages), tp, "");
+    for (const char* schedule : {"gpipe", "1f1b"}) {
+      const Outcome outcome = run_mesh(with_stages(stages), tp, schedule);
+      EXPECT_EQ(outcome.end, one_by_one.end) << schedule;
+      EXPECT_EQ(outcome.losses, one_by_one.losses) << schedule;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace trireme

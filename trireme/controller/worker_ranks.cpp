@@ -1,0 +1,72 @@
+#include "trireme/controller/worker_ranks.h"
+
+#include <ATen/ATen.h>
+
+#include <numeric>
+#include <utility>
+
+#include "trireme/base/error.h"
+#include "trireme/controller/worker_values.h"
+#include "trireme/tensor/op_kernels.h"
+
+namespace trireme::controller {
+namespace {
+
+std::vector<int64_t> all_ranks(int64_t size) {
+  std::vector<int64_t> ranks(static_cast<size_t>(size));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return ranks;
+}
+
+}  // namespace
+
+RankSession::RankSession(std::shared_ptr<comm::World> world, bool is_explicit)
+    : world_(std::move(world)),
+      all_(world_->make_group("values of the program", all_ranks(world_->size()))),
+      tensors_(*world_, *this, is_explicit) {}
+
+void RankSession::add_signal(const std::string& name, const std::vector<int64_t>& workers) {
+  tensors_.add_signal(name, workers);
+}
+
+void RankSession::submit(const plan::Instruction& instruction) {
+  tensors_.run(instruction);
+  if (instruction.kind == plan::InstructionKind::kFetch)
+    share(instruction.attributes.whole[0], tensors_.placer().tensor(instruction.input[0]).type);
+}
+
+/// Every rank has the value; the worker that asks takes its own.
+void RankSession::put(int64_t number, int64_t worker, std::string bytes) {
+  if (worker == world_->rank()) values_.emplace(number, std::move(bytes));
+}
+
+at::Tensor RankSession::value(int64_t from, const plan::TensorType& type) {
+  const auto found = values_.find(from);
+  TRIREME_CHECK(found != values_.end(), "[controller.ranks] no value {} was put here", from);
+  const std::string bytes = std::move(found->second);
+  values_.erase(found);
+  return tensor_of(bytes, type);
+}
+
+std::future<std::string> RankSession::answer(int64_t number, int64_t worker) {
+  return asked_.emplace(number, Asked{worker}).first->second.promise.get_future();
+}
+
+void RankSession::answer(int64_t, const at::Tensor& value) {
+  answer_ = value;
+}
+
+void RankSession::share(int64_t number, const plan::TensorType& type) {
+  auto asked = asked_.extract(number);
+  TRIREME_CHECK(!asked.empty(), "[controller.ranks] nobody asked for value {}", number);
+  at::Tensor value = std::exchange(answer_, {});
+  if (!value.defined())
+    value =
+        at::empty(type.shape, at::TensorOptions(tensor::scalar_type_of(type.dtype)).device(world_->device()));
+  // Bytes travel, since not every dtype of a tensor is one of collectives.
+  at::Tensor bytes = value.reshape({-1}).view(at::kByte);
+  if (bytes.numel() > 0) all_->broadcast(bytes, asked.mapped().worker);
+  asked.mapped().promise.set_value(bytes_of(value));
+}
+
+}  // namespace trireme::controller

@@ -1,0 +1,388 @@
+#include "trireme/gt/program.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <numeric>
+#include <set>
+#include <string_view>
+#include <utility>
+
+#include "trireme/base/error.h"
+#include "trireme/base/text.h"
+
+namespace gt {
+
+using trireme::ConfigError;
+using trireme::plan::Instruction;
+using trireme::plan::InstructionKind;
+using trireme::plan::Op;
+using trireme::plan::OpAttributes;
+using trireme::plan::PlacedInstruction;
+using trireme::plan::Signal;
+using trireme::plan::Signals;
+using trireme::plan::TensorPlacement;
+using trireme::plan::TensorType;
+
+namespace {
+
+/// The program of this thread: a program is made by one.
+std::shared_ptr<Program>& slot() {
+  thread_local std::shared_ptr<Program> program;
+  return program;
+}
+
+std::string place_of(const std::source_location& where) {
+  const std::string_view file = where.file_name();
+  return fmt::format("{}:{}", file.substr(file.rfind('/') + 1), where.line());
+}
+
+/// Operations that make a tensor which is not on workers yet from another one of that kind.
+bool is_deferrable(Op op) {
+  return op == Op::kScale || op == Op::kShift || op == Op::kCast || op == Op::kNeg || op == Op::kAbs ||
+         op == Op::kExp || op == Op::kSqrt || op == Op::kSquare;
+}
+
+/// The operand that is a weight.
+bool is_weight(Op op, size_t index) {
+  return index == 1 && (op == Op::kMatmul || op == Op::kLinear || op == Op::kEmbedding);
+}
+
+Signal everybody(int64_t workers, bool auto_shard) {
+  Signal signal{.name = "all"};
+  signal.workers.resize(static_cast<size_t>(workers));
+  std::iota(signal.workers.begin(), signal.workers.end(), 0);
+  signal.placement = auto_shard ? TensorPlacement::shard(0) : TensorPlacement::replicate();
+  signal.is_placed = true;
+  return signal;
+}
+
+}  // namespace
+
+Number::~Number() {
+  if (const std::shared_ptr<Program> owner = program.lock()) owner->freed(number, stage);
+}
+
+std::shared_ptr<Piece> whole_of(std::shared_ptr<Piece> piece) {
+  while (piece && piece->joined) piece = piece->joined;
+  return piece;
+}
+
+Program::Program(std::shared_ptr<Session> session, const std::optional<Signals>& signals, bool is_explicit,
+                 bool auto_shard)
+    : session_(std::move(session)), file_(signals), auto_shard_(auto_shard), placer_(is_explicit) {
+  if (!file_) return;
+  stages_ = std::ssize(file_->stages);
+  if (file_->workers() > session_->workers())
+    throw ConfigError("[gt.signals] the file places tensors on {} workers, and {} are there; start as many",
+                      file_->workers(), session_->workers());
+}
+
+const std::shared_ptr<Program>& Program::current() {
+  if (!slot())
+    throw ConfigError(
+        "[gt] this thread has no workers; keep what gt::gpu_workers(8) or gt::connect() returns");
+  return slot();
+}
+
+bool Program::exists() {
+  return slot() != nullptr;
+}
+
+void Program::make_current(std::shared_ptr<Program> program) {
+  if (program && slot()) throw ConfigError("[gt] this thread has workers already; give those back first");
+  slot() = std::move(program);
+}
+
+int32_t Program::add_signal(UsedSignal used) {
+  for (size_t i = 0; i < signals_.size(); ++i) {
+    if (signals_[i].signal.name == used.signal.name) return static_cast<int32_t>(i);
+  }
+  placer_.add_signal(used.signal.name, used.signal.workers);
+  session_->add_signal(used.signal.name, used.signal.workers);
+  signals_.push_back(std::move(used));
+  return static_cast<int32_t>(std::ssize(signals_) - 1);
+}
+
+int32_t Program::default_signal() {
+  return add_signal({.signal = everybody(session_->workers(), auto_shard_)});
+}
+
+int32_t Program::signal_named(const std::string& name) {
+  for (size_t i = 0; i < signals_.size(); ++i) {
+    if (signals_[i].signal.name == name) return static_cast<int32_t>(i);
+  }
+  std::vector<std::string> names;
+  if (file_) {
+    for (const auto& boundary : file_->boundaries) {
+      names.push_back(boundary.name);
+      if (boundary.name != name) continue;
+      Signal signal = file_->stages[static_cast<size_t>(boundary.to)].all;
+      signal.name = name;
+      return add_signal({.signal = signal, .stage = boundary.from, .to_stage = boundary.to});
+    }
+    for (size_t stage = 0; stage < file_->stages.size(); ++stage) {
+      for (const Signal* one :
+           {&file_->stages[stage].all, &file_->stages[stage].column, &file_->stages[stage].row}) {
+        names.push_back(one->name);
+        if (one->name == name)
+          return add_signal({.signal = *one,
+                             .stage = static_cast<int64_t>(stage),
+                             .is_product = one != &file_->stages[stage].all});
+      }
+    }
+    for (const Signal* scope : file_->scopes()) {
+      names.push_back(scope->name);
+      if (scope->name != name) continue;
+      Signal signal = *scope;
+      if (signal.workers.empty()) signal.workers = everybody(session_->workers(), false).workers;
+      return add_signal({.signal = signal});
+    }
+  }
+  const std::string near = trireme::nearest_name(name, names);
+  throw ConfigError("[gt.signal] there is no signal '{}'{}", name,
+                    !file_         ? "; name a file of signals by TRIREME_CONFIG or gt::Options"
+                    : near.empty() ? "; see 'trireme plan signals FILE'"
+                                   : fmt::format("; did you mean '{}'?", near));
+}
+
+int32_t Program::scope() const {
+  return scopes_.empty() ? Instruction::kNoSignal : scopes_.back();
+}
+
+const std::vector<int64_t>& Program::workers_of(const Node& node) const {
+  return placer_.groups()[static_cast<size_t>(placer_.tensor(node.number).group)];
+}
+
+NodePtr Program::new_node(const TensorType& type, int32_t signal) {
+  auto node = std::make_shared<Node>();
+  node->program = weak_from_this();
+  node->type = type;
+  node->number = next_++;
+  node->signal = signal;
+  if (signal != Instruction::kNoSignal) {
+    const UsedSignal& used = this->signal(signal);
+    node->stage = used.to_stage >= 0 ? used.to_stage : used.stage;
+  }
+  return node;
+}
+
+void Program::freed(uint32_t number, int64_t stage) {
+  freed_.emplace_back(number, stage);
+}
+
+void Program::send(const Instruction& one, int64_t stage) {
+  if (recording_ != nullptr) {
+    recording_->push_back({one, stage});
+  } else {
+    session_->submit(one);
+  }
+}
+
+/// Frees go before the next instruction: a handle may end anywhere. By number, since the order in which
+/// handles end is not that of a program on another rank.
+void Program::send_frees() {
+  std::ranges::sort(freed_);
+  for (const auto& [number, stage] : std::exchange(freed_, {})) {
+    Instruction one{.kind = InstructionKind::kFree, .inputs = 1};
+    one.input[0] = number;
+    placer_.place(one);
+    send(one, stage);
+  }
+}
+
+PlacedInstruction Program::emit(Instruction one, int64_t stage, const std::source_location& where) {
+  send_frees();
+  one.line = where.line();
+  placer_.set_place(place_of(where));
+  PlacedInstruction placed = placer_.place(one);
+  send(one, stage);
+  return placed;
+}
+
+void Program::flush() {
+  send_frees();
+  session_->flush();
+}
+
+void Program::record(std::vector<Recorded>* into) {
+  send_frees();
+  recording_ = into;
+}
+
+void Program::submit(const std::vector<Recorded>& instructions) {
+  for (const Recorded& one : instructions) session_->submit(one.instruction);
+}
+
+/// A weight lies as the signal of its first product says; values from outside lie as activations do; the rest
+/// is on every worker.
+std::optional<TensorPlacement> Program::place_of_operand(const Node& node, Op op, size_t index,
+                                                         int32_t signal) const {
+  const auto whole = TensorPlacement::replicate();
+  if (signal == Instruction::kNoSignal) return whole;
+  const Signal& says = this->signal(signal).signal;
+  const auto workers = std::ssize(says.workers);
+  if (workers == 1 || !says.placement.is_shard()) return whole;
+  const bool from_outside = node.pending.front().kind == InstructionKind::kInput && !node.requires_grad;
+  int64_t dim = says.placement.dim;
+  if (is_weight(op, index) && node.type.shape.size() == 2) {
+    if (op == Op::kLinear) dim = 1 - dim;  // (out, in)
+  } else if (!from_outside || dim != 0) {
+    return whole;
+  }
+  const bool fits =
+      0 <= dim && dim < std::ssize(node.type.shape) && node.type.shape[static_cast<size_t>(dim)] >= workers;
+  return fits ? TensorPlacement::shard(dim) : whole;
+}
+
+/// Activations of a scope whose axis is 0 are split by rows; others lie as is cheapest.
+std::optional<TensorPlacement> Program::place_of_result(const TensorType& type, int32_t signal) const {
+  if (signal == Instruction::kNoSignal) return std::nullopt;
+  const Signal& says = this->signal(signal).signal;
+  const auto workers = std::ssize(says.workers);
+  if (workers == 1) return std::nullopt;
+  if (says.placement.is_replicate()) return says.placement;
+  const bool rows = says.placement.dim == 0 && !type.shape.empty() && type.shape[0] >= workers;
+  return rows ? std::optional(TensorPlacement::shard(0)) : std::nullopt;
+}
+
+void Program::make_at(const NodePtr& tensor, int32_t signal, std::optional<TensorPlacement> place,
+                      const std::source_location& where) {
+  if (tensor->made()) return;
+  const UsedSignal& used = this->signal(signal);
+  tensor->signal = signal;
+  tensor->stage = used.to_stage >= 0 ? used.to_stage : used.stage;
+  std::vector<Instruction> steps = std::exchange(tensor->pending, {});
+  for (size_t i = 0; i < steps.size(); ++i) {
+    Instruction& step = steps[i];
+    const bool is_last = i + 1 == steps.size();
+    const uint32_t before = i == 0 ? 0 : steps[i - 1].output[0];
+    step.signal = signal;
+    step.place = place;
+    step.no_grad = step.kind == InstructionKind::kOp;
+    if (i > 0) step.input[0] = before;
+    step.output[0] = is_last ? tensor->number : next_++;
+    if (step.kind == InstructionKind::kInput) {
+      step.attributes.whole[1] = next_outside_++;
+      session_->put(step.attributes.whole[1], used.signal.workers.front(), std::exchange(tensor->value, {}));
+    }
+    emit(step, tensor->stage, where);
+    if (i > 0) freed_.emplace_back(before, tensor->stage);
+  }
+  tensor->begin();
+  if (!tensor->requires_grad) return;
+  Instruction track{.kind = InstructionKind::kTrack, .inputs = 1};
+  track.input[0] = tensor->number;
+  emit(track, tensor->stage, where);
+}
+
+void Program::make(const NodePtr& tensor, const std::source_location& where) {
+  if (tensor->made()) return;
+  const int32_t signal = scope() == Instruction::kNoSignal ? default_signal() : scope();
+  make_at(tensor, signal, place_of_operand(*tensor, Op::kFull, 0, signal), where);
+}
+
+/// A tensor that nobody has placed yet, made of another one.
+NodePtr Program::deferred(const NodePtr& input, Instruction step, const std::source_location& where) {
+  step.line = where.line();
+  NodePtr node = new_node(trireme::plan::factor_map(step.op, {input->type}, step.attributes).results[0],
+                          Instruction::kNoSignal);
+  node->pending = input->pending;
+  node->value = input->value;
+  step.inputs = step.outputs = 1;
+  node->pending.push_back(step);
+  return node;
+}
+
+std::vector<NodePtr> Program::op(Op op, const std::vector<NodePtr>& inputs, const OpAttributes& attributes,
+                                 const std::source_location& where) {
+  Instruction one{.op = op, .signal = scope()};
+  one.attributes = attributes;
+  one.no_grad = !grad_enabled;
+  const bool in_place = trireme::plan::record_of(op).in_place;
+  if (inputs.empty()) {
+    NodePtr node = new_node(trireme::plan::factor_map(op, {}, attributes).results[0], Instruction::kNoSignal);
+    one.outputs = 1;
+    one.signal = Instruction::kNoSignal;
+    node->pending = {one};
+    return {node};
+  }
+  if (inputs.size() == 1 && !inputs[0]->made() && is_deferrable(op) && !inputs[0]->requires_grad)
+    return {deferred(inputs[0], one, where)};
+  if (in_place && !inputs[0]->made()) make(inputs[0], where);
+  if (in_place) one.signal = Instruction::kNoSignal;
+  // Without a scope it is done where the first operand lies that is on workers.
+  int32_t signal = one.signal;
+  for (const NodePtr& input : inputs) {
+    if (signal == Instruction::kNoSignal && input->made()) signal = input->signal;
+  }
+  if (signal == Instruction::kNoSignal) signal = default_signal();
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    if (!inputs[i]->made()) make_at(inputs[i], signal, place_of_operand(*inputs[i], op, i, signal), where);
+    one.input[i] = inputs[i]->number;
+  }
+  one.inputs = static_cast<uint16_t>(inputs.size());
+  if (one.signal == Instruction::kNoSignal && !in_place) one.signal = signal;
+  std::vector<TensorType> types;
+  for (const NodePtr& input : inputs) types.push_back(input->type);
+  placer_.set_place(place_of(where));
+  std::vector<NodePtr> results;
+  try {
+    for (const TensorType& type : trireme::plan::factor_map(op, types, attributes).results)
+      results.push_back(new_node(type, one.signal));
+  } catch (const ConfigError& error) {
+    throw ConfigError("{} at {}", error.what(), place_of(where));
+  }
+  for (size_t i = 0; i < results.size(); ++i) one.output[i] = results[i]->number;
+  one.outputs = static_cast<uint16_t>(results.size());
+  if (results.size() == 1 && scope() != Instruction::kNoSignal)
+    one.place = place_of_result(results[0]->type, one.signal);
+  const int64_t stage = in_place ? inputs[0]->stage : results[0]->stage;
+  emit(one, stage, where);
+  for (const NodePtr& result : results) result->begin();
+  if (!one.no_grad && !in_place) join_pieces(inputs, results);
+  return results;
+}
+
+NodePtr Program::input(const TensorType& type, std::string bytes, const std::source_location& where) {
+  Instruction one{.kind = InstructionKind::kInput, .line = where.line(), .outputs = 1};
+  one.attributes.whole[0] = static_cast<int64_t>(type.dtype);
+  one.attributes.set_items(type.shape);
+  NodePtr node = new_node(type, Instruction::kNoSignal);
+  if (static_cast<int64_t>(bytes.size()) != type.bytes())
+    throw ConfigError("[gt] {}: {} bytes for a tensor {} of {} bytes; give a value for each element",
+                      place_of(where), bytes.size(), to_text(type), type.bytes());
+  node->pending = {one};
+  node->value = std::move(bytes);
+  return node;
+}
+
+NodePtr Program::alike(const NodePtr& tensor, double value, const std::source_location& where) {
+  make(tensor, where);
+  OpAttributes attributes;
+  attributes.whole[0] = static_cast<int64_t>(tensor->type.dtype);
+  attributes.real[0] = value;
+  attributes.set_items(tensor->type.shape);
+  Instruction one{.op = Op::kFull, .signal = tensor->signal, .outputs = 1};
+  one.attributes = attributes;
+  one.no_grad = true;
+  one.place = gradient_placement(placer_.tensor(tensor->number).placement);
+  NodePtr node = new_node(tensor->type, tensor->signal);
+  one.output[0] = node->number;
+  emit(one, node->stage, where);
+  node->begin();
+  return node;
+}
+
+std::future<std::string> Program::fetch(const NodePtr& tensor, const std::source_location& where) {
+  make(tensor, where);
+  Instruction one{.kind = InstructionKind::kFetch, .inputs = 1};
+  one.input[0] = tensor->number;
+  one.attributes.whole[0] = next_outside_++;
+  std::future<std::string> value = session_->answer(one.attributes.whole[0], workers_of(*tensor).front());
+  emit(one, tensor->stage, where);
+  if (recording_ == nullptr) session_->flush();
+  return value;
+}
+
+}  // namespace gt

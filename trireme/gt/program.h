@@ -1,0 +1,169 @@
+#pragma once
+// The program that a client makes while it runs: numbers tensors, places them, keeps what gradients need, and
+// gives instructions to a session or to whoever records them. Private to gt/*.cpp.
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <source_location>
+#include <string>
+#include <vector>
+
+#include "trireme/gt/session.h"
+#include "trireme/plan/placer.h"
+#include "trireme/plan/signals.h"
+
+namespace gt {
+
+class Program;
+struct Node;
+using NodePtr = std::shared_ptr<Node>;
+
+/// A number as long as the program needs it: workers free the tensor with it.
+struct Number {
+  std::weak_ptr<Program> program;
+  uint32_t number = 0;
+  int64_t stage = -1;
+  Number(std::weak_ptr<Program> of, uint32_t value, int64_t at)
+      : program(std::move(of)), number(value), stage(at) {}
+  Number(const Number&) = delete;
+  Number& operator=(const Number&) = delete;
+  ~Number();
+};
+
+struct Piece;
+
+/// A tensor that has crossed to other workers, where the graph of its gradients begins anew.
+struct Crossing {
+  NodePtr source;
+  std::shared_ptr<Piece> from;  ///< the source's, or one of its own for a leaf
+  std::shared_ptr<Number> result;
+  int32_t signal = 0;
+};
+
+/// Tensors whose gradients one backward pass computes: all that depend on each other between crossings.
+struct Piece {
+  std::vector<Crossing> entries = {};
+  std::shared_ptr<Piece> joined = {};  ///< the piece that this one is part of by now
+  bool done = false;                   ///< gradients went back, and workers keep nothing for them
+};
+
+/// A tensor of the program.
+struct Node {
+  std::weak_ptr<Program> program;
+  trireme::plan::TensorType type;
+  uint32_t number = 0;
+  std::shared_ptr<Number> life = {};                       ///< none: it is not on workers yet
+  int32_t signal = trireme::plan::Instruction::kNoSignal;  ///< with which it was made
+  int64_t stage = -1;                                      ///< of the signal; -1: none
+  /// Instructions that make it, one from the other, where its first use says on which workers it lies.
+  std::vector<trireme::plan::Instruction> pending = {};
+  std::string value = {};  ///< of an input
+  std::shared_ptr<Piece> piece = {};
+  bool requires_grad = false;
+  NodePtr grad = {};          ///< what was taken until now
+  int64_t backward_seen = 0;  ///< Program::backwards_ when gradients were taken last
+
+  bool made() const { return life != nullptr; }
+  void begin() { life = std::make_shared<Number>(program, number, stage); }
+};
+
+/// A signal with its workers, as the program uses it.
+struct UsedSignal {
+  trireme::plan::Signal signal;
+  int64_t stage = -1, to_stage = -1;  ///< of a boundary: from and to; of others: its stage
+  bool is_product = false;            ///< column- or row-parallel
+};
+
+class Program : public std::enable_shared_from_this<Program> {
+ public:
+  Program(std::shared_ptr<Session> session, const std::optional<trireme::plan::Signals>& signals,
+          bool is_explicit, bool auto_shard);
+
+  /// The program that this thread makes. Throws ConfigError where there is none.
+  static const std::shared_ptr<Program>& current();
+  /// Whether there is one.
+  static bool exists();
+  static void make_current(std::shared_ptr<Program> program);
+
+  Session& session() { return *session_; }
+  const UsedSignal& signal(int32_t number) const { return signals_.at(static_cast<size_t>(number)); }
+  /// The signal of that name, or the boundary A_to_B. Throws ConfigError with the nearest name.
+  int32_t signal_named(const std::string& name);
+  void enter(int32_t signal) { scopes_.push_back(signal); }
+  void leave() { scopes_.pop_back(); }
+  /// Of the innermost scope; none: kNoSignal.
+  int32_t scope() const;
+  const std::vector<int64_t>& workers_of(const Node& node) const;
+
+  /// The results of an operation. An operand that is not on workers yet is made where this is done; where
+  /// nothing says so, the result is made later, too.
+  std::vector<NodePtr> op(trireme::plan::Op op, const std::vector<NodePtr>& inputs,
+                          const trireme::plan::OpAttributes& attributes, const std::source_location& where);
+  NodePtr input(const trireme::plan::TensorType& type, std::string bytes, const std::source_location& where);
+  NodePtr cross(const NodePtr& tensor, int32_t signal, const std::source_location& where,
+                std::optional<trireme::plan::TensorPlacement> place = {});
+  /// A tensor of the same shape and placement, filled with a number.
+  NodePtr alike(const NodePtr& tensor, double value, const std::source_location& where);
+  void require_grad(const NodePtr& tensor);
+  void backward(const NodePtr& loss, const std::source_location& where);
+  NodePtr gradient(const NodePtr& tensor, const std::source_location& where);
+  void forget_gradient(const NodePtr& tensor, const std::source_location& where);
+  std::future<std::string> fetch(const NodePtr& tensor, const std::source_location& where);
+  /// Makes a tensor now, on the workers of the scope, or on all.
+  void make(const NodePtr& tensor, const std::source_location& where);
+  void flush();
+
+  bool grad_enabled = true;
+
+  /// An instruction and the stage to which it belongs; -1: to none.
+  struct Recorded {
+    trireme::plan::Instruction instruction;
+    int64_t stage = -1;
+  };
+  /// Instructions go here instead of to the session; nullptr: to the session again.
+  void record(std::vector<Recorded>* into);
+  void submit(const std::vector<Recorded>& instructions);
+  int64_t stages() const { return stages_; }
+  const std::optional<trireme::plan::Signals>& signals_file() const { return file_; }
+  void freed(uint32_t number, int64_t stage);
+
+ private:
+  int32_t add_signal(UsedSignal used);
+  int32_t default_signal();
+  trireme::plan::PlacedInstruction emit(trireme::plan::Instruction one, int64_t stage,
+                                        const std::source_location& where);
+  void send(const trireme::plan::Instruction& one, int64_t stage);
+  void send_frees();
+  NodePtr new_node(const trireme::plan::TensorType& type, int32_t signal);
+  NodePtr deferred(const NodePtr& input, trireme::plan::Instruction step, const std::source_location& where);
+  void make_at(const NodePtr& tensor, int32_t signal, std::optional<trireme::plan::TensorPlacement> place,
+               const std::source_location& where);
+  std::optional<trireme::plan::TensorPlacement> place_of_operand(const Node& node, trireme::plan::Op op,
+                                                                 size_t index, int32_t signal) const;
+  std::optional<trireme::plan::TensorPlacement> place_of_result(const trireme::plan::TensorType& type,
+                                                                int32_t signal) const;
+  void join_pieces(const std::vector<NodePtr>& inputs, const std::vector<NodePtr>& results);
+  int32_t signal_back(const Crossing& crossing);
+  struct Roots;  ///< of a piece, with their gradients
+  void run_backward(const Roots& roots, const std::source_location& where);
+  NodePtr take_gradient(uint32_t number, const NodePtr& as, int64_t stage, int32_t signal,
+                        const std::source_location& where);
+
+  std::shared_ptr<Session> session_;
+  std::optional<trireme::plan::Signals> file_;
+  bool auto_shard_;
+  trireme::plan::Placer placer_;
+  std::vector<UsedSignal> signals_;
+  std::vector<int32_t> scopes_;
+  std::vector<std::pair<uint32_t, int64_t>> freed_;
+  std::vector<Recorded>* recording_ = nullptr;
+  uint32_t next_ = 0;
+  int64_t next_outside_ = 1, backwards_ = 0, stages_ = 0;
+};
+
+/// The piece that this one is part of by now.
+std::shared_ptr<Piece> whole_of(std::shared_ptr<Piece> piece);
+
+}  // namespace gt

@@ -1,0 +1,152 @@
+#include "trireme/gt/schedule.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <map>
+#include <tuple>
+
+#include "trireme/base/error.h"
+#include "trireme/base/text.h"
+#include "trireme/gt/program.h"
+#include "trireme/plan/simulate.h"
+
+namespace gt {
+
+using trireme::ConfigError;
+using trireme::plan::ActionKind;
+using trireme::plan::Schedule;
+using trireme::plan::ScheduleName;
+using trireme::plan::StagePass;
+
+namespace {
+
+/// A pass: whether forward, its stage, its micro-batch.
+using PassKey = std::tuple<bool, int64_t, int64_t>;
+
+/// What each pass gives its workers.
+class Passes {
+ public:
+  /// Sorts what was recorded for a micro-batch by stage. What belongs to none goes with the last one before
+  /// it, and a tensor is freed by the pass that used it last, whenever its handle ended.
+  void deal(bool forward, int64_t micro_batch, const std::vector<Program::Recorded>& recorded) {
+    int64_t stage = 0;
+    for (const Program::Recorded& one : recorded) {
+      if (one.stage >= 0) stage = one.stage;
+      PassKey pass{forward, stage, micro_batch};
+      const trireme::plan::Instruction& instruction = one.instruction;
+      if (instruction.kind == trireme::plan::InstructionKind::kFree) {
+        const auto used = last_uses_.find(instruction.input[0]);
+        if (used != last_uses_.end()) pass = used->second;
+      }
+      for (size_t i = 0; i < instruction.inputs; ++i) last_uses_[instruction.input[i]] = pass;
+      for (size_t i = 0; i < instruction.outputs; ++i) last_uses_[instruction.output[i]] = pass;
+      passes_[pass].push_back(one);
+    }
+  }
+
+  const std::vector<Program::Recorded>& of(const StagePass& pass) {
+    return passes_[{pass.kind == ActionKind::kForward, pass.stage, pass.micro_batch}];
+  }
+
+ private:
+  std::map<PassKey, std::vector<Program::Recorded>> passes_;
+  std::map<uint32_t, PassKey> last_uses_;
+};
+
+ScheduleName schedule_named(const std::string& name) {
+  const auto found = trireme::plan::parse<ScheduleName>(name);
+  if (found) return *found;
+  const std::vector<std::string> names(trireme::plan::kNames<ScheduleName>.begin(),
+                                       trireme::plan::kNames<ScheduleName>.end());
+  throw ConfigError("[gt.schedule] there is no schedule '{}'; use one of {}", name,
+                    trireme::join(names, ", "));
+}
+
+/// The schedule for the stages of the file of signals, which lie as it has them.
+Schedule schedule_for(const Program& program, const std::string& name, int64_t micro_batches) {
+  if (program.stages() == 0)
+    throw ConfigError(
+        "[gt.schedule] the program has no stages; name a file of signals with entries like pp_stage0");
+  const auto& signals = *program.signals_file();
+  const Schedule made = make_schedule(
+      schedule_named(name),
+      {.ranks = std::ssize(signals.groups), .micro_batches = micro_batches, .chunks = signals.chunks()});
+  const bool one_chunk = signals.chunks() == 1;
+  if (made.stages != program.stages() || (!one_chunk && made.placement != signals.placement))
+    throw ConfigError(
+        "[gt.schedule] {} has {} stages on {} lists of workers, placed {}; the file has {}, placed {}", name,
+        made.stages, signals.groups.size(), made.placement, program.stages(), signals.placement);
+  const bool halves = std::ranges::any_of(made.ranks, [](const std::vector<StagePass>& passes) {
+    return std::ranges::any_of(passes,
+                               [](const StagePass& one) { return one.kind == ActionKind::kBackwardInput; });
+  });
+  if (halves)
+    throw ConfigError(
+        "[gt.schedule] {} divides backward passes, which programs do not; use gpipe, 1f1b or "
+        "interleaved_1f1b",
+        name);
+  return made;
+}
+
+/// Passes of all ranks in one order, in which each comes behind those that it needs.
+std::vector<StagePass> in_one_order(const Schedule& schedule) {
+  std::vector<std::tuple<double, size_t, size_t, StagePass>> timed;
+  const auto simulation = simulate(schedule);
+  for (size_t rank = 0; rank < simulation.ranks.size(); ++rank) {
+    const auto& passes = simulation.ranks[rank].passes;
+    for (size_t i = 0; i < passes.size(); ++i) timed.emplace_back(passes[i].begin, rank, i, passes[i].pass);
+  }
+  std::ranges::sort(timed, {}, [](const auto& one) {
+    return std::tuple(std::get<0>(one), std::get<1>(one), std::get<2>(one));
+  });
+  std::vector<StagePass> order;
+  for (const auto& one : timed) order.push_back(std::get<3>(one));
+  return order;
+}
+
+/// Records while it lives.
+class Recording {
+ public:
+  explicit Recording(Program& program) : program_(program) { program_.record(&recorded_); }
+  ~Recording() { program_.record(nullptr); }
+  Recording(const Recording&) = delete;
+  Recording& operator=(const Recording&) = delete;
+  std::vector<Program::Recorded> take() {
+    program_.record(&recorded_);  // frees that are open belong to what was recorded
+    return std::exchange(recorded_, {});
+  }
+
+ private:
+  Program& program_;
+  std::vector<Program::Recorded> recorded_;
+};
+
+}  // namespace
+
+std::vector<Tensor> schedule(const std::string& name, int64_t micro_batches,
+                             const std::function<Tensor(int64_t micro_batch)>& loss_of,
+                             source_location where) {
+  const std::shared_ptr<Program>& program = Program::current();
+  const Schedule made = schedule_for(*program, name, micro_batches);
+  std::vector<Tensor> losses;
+  Passes passes;
+  {
+    Recording recording(*program);
+    for (int64_t micro_batch = 0; micro_batch < micro_batches; ++micro_batch) {
+      losses.push_back(loss_of(micro_batch));
+      {
+        const Tensor share = Operand(losses.back(), where) * (1.0 / static_cast<double>(micro_batches));
+        passes.deal(true, micro_batch, recording.take());
+        share.backward(where);
+      }
+      passes.deal(false, micro_batch, recording.take());
+    }
+  }
+  for (const StagePass& pass : in_one_order(made)) program->submit(passes.of(pass));
+  program->flush();
+  return losses;
+}
+
+}  // namespace gt

@@ -1,0 +1,30 @@
+#pragma once
+// Whoever runs the instructions of a program: workers behind a dispatcher, or ranks in this process.
+#include <cstdint>
+#include <future>
+#include <string>
+#include <vector>
+
+#include "trireme/plan/instruction.h"
+
+namespace gt {
+
+class Session {
+ public:
+  virtual ~Session() = default;
+  virtual int64_t workers() const = 0;
+  /// The next signal of the program. Every one comes before instructions that name it.
+  virtual void add_signal(const std::string& name, const std::vector<int64_t>& workers) = 0;
+  /// The next instruction. Returns at once, unless workers are far behind. Throws trireme::CommError that
+  /// names the worker and the cause where an earlier instruction has failed.
+  virtual void submit(const trireme::plan::Instruction& instruction) = 0;
+  /// Instructions may be collected before they leave; now they leave.
+  virtual void flush() = 0;
+  /// The bytes of the value with which `worker` is to begin an input from `number`.
+  virtual void put(int64_t number, int64_t worker, std::string bytes) = 0;
+  /// The bytes of a value that `worker` fetches to `number`; asked for before the instruction is submitted.
+  /// The future throws as submit() does.
+  virtual std::future<std::string> answer(int64_t number, int64_t worker) = 0;
+};
+
+}  // namespace gt

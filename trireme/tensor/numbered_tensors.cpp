@@ -1,0 +1,277 @@
+#include "trireme/tensor/numbered_tensors.h"
+
+#include <ATen/ATen.h>
+#include <fmt/ranges.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include <algorithm>
+#include <deque>
+
+#include "trireme/base/error.h"
+#include "trireme/comm/world.h"
+#include "trireme/tensor/op_kernels.h"
+#include "trireme/tensor/redistribute.h"
+
+namespace trireme::tensor {
+
+using plan::Instruction;
+using plan::InstructionKind;
+using plan::PlacedCross;
+using plan::PlacedInstruction;
+using plan::PlacedTensor;
+using plan::TensorPlacement;
+
+/// Links to and from ranks of the other group, by global rank. Both directions are made at the first
+/// crossing, so that no rank waits for another one when the first gradient comes back.
+struct NumberedTensors::Meeting {
+  /// What was posted on a link and not waited for, the oldest first.
+  struct Receiver {
+    std::shared_ptr<comm::Link> link;
+    std::deque<uint32_t> posted = {};
+  };
+  std::map<int64_t, std::shared_ptr<comm::Link>> to = {};
+  std::map<int64_t, Receiver> from = {};
+};
+
+struct NumberedTensors::Arrival {
+  plan::PlacedTensor made;
+  TensorPlacement sent;
+  Meeting::Receiver* receiver = nullptr;
+  at::Tensor value = {};  ///< as it was sent; undefined: it was not waited for
+  bool tracked = false;
+};
+
+NumberedTensors::NumberedTensors(comm::World& world, Outside& outside, bool is_explicit)
+    : world_(world), outside_(outside), placer_(is_explicit) {}
+NumberedTensors::~NumberedTensors() = default;
+
+void NumberedTensors::add_signal(const std::string& name, const std::vector<int64_t>& workers) {
+  const auto outside = std::ranges::find_if(workers, [this](int64_t one) { return one >= world_.size(); });
+  if (outside != workers.end())
+    throw ConfigError("[tensor.program] signal {} has worker {}, and there are {}: 0 to {}", name, *outside,
+                      world_.size(), world_.size() - 1);
+  placer_.add_signal(name, workers);
+}
+
+at::Tensor& NumberedTensors::local(uint32_t number) {
+  const auto arrival = arrivals_.find(number);
+  if (arrival != arrivals_.end()) {
+    at::Tensor value = take(arrival->second);
+    arrivals_.erase(arrival);
+    return tensors_.emplace(number, std::move(value)).first->second;
+  }
+  const auto found = tensors_.find(number);
+  if (found == tensors_.end())
+    throw ConfigError("[tensor.program] t{} is not on worker {}", number, world_.rank());
+  return found->second;
+}
+
+void NumberedTensors::clear() {
+  while (!arrivals_.empty()) local(arrivals_.begin()->first);
+  tensors_.clear();
+  placer_.clear();
+}
+
+/// This rank's place in a group; -1: it is not in it.
+int64_t NumberedTensors::place_in(int64_t group) const {
+  const std::vector<int64_t>& ranks = placer_.groups()[static_cast<size_t>(group)];
+  const auto found = std::ranges::find(ranks, world_.rank());
+  return found == ranks.end() ? -1 : found - ranks.begin();
+}
+
+/// Null for one rank alone.
+const std::shared_ptr<comm::Group>& NumberedTensors::group(int64_t number) {
+  static const std::shared_ptr<comm::Group> kAlone;
+  const std::vector<int64_t>& ranks = placer_.groups()[static_cast<size_t>(number)];
+  if (ranks.size() == 1) return kAlone;
+  std::shared_ptr<comm::Group>& group = groups_[number];
+  if (!group) group = world_.make_group(fmt::format("workers {}", fmt::join(ranks, " ")), ranks);
+  return group;
+}
+
+void NumberedTensors::run(const Instruction& instruction) {
+  const PlacedInstruction placed = placer_.place(instruction);
+  const bool takes_part = place_in(placed.group) >= 0 ||
+                          (instruction.kind == InstructionKind::kCross && place_in(placed.cross.from) >= 0);
+  if (takes_part) run_here(instruction, placed);
+}
+
+void NumberedTensors::run_here(const Instruction& instruction, const PlacedInstruction& placed) {
+  switch (instruction.kind) {
+    case InstructionKind::kOp:
+      return run_op(instruction, placed);
+    case InstructionKind::kInput:
+      return run_input(instruction, placed);
+    case InstructionKind::kCross:
+      return run_cross(instruction, placed);
+    case InstructionKind::kFree:
+      local(instruction.input[0]);  // a message that nobody used is on its way
+      tensors_.erase(instruction.input[0]);
+      return;
+    case InstructionKind::kTrack:
+      return track(instruction.input[0]);
+    case InstructionKind::kBackward:
+      return run_backward(instruction);
+    case InstructionKind::kGradient:
+      return run_gradient(instruction, placed);
+    case InstructionKind::kFetch:
+      return run_fetch(instruction, placed);
+  }
+}
+
+void NumberedTensors::run_op(const Instruction& instruction, const PlacedInstruction& placed) {
+  std::vector<at::Tensor> inputs;
+  std::vector<plan::TensorType> types;
+  for (size_t i = 0; i < instruction.inputs; ++i) {
+    inputs.push_back(local(instruction.input[i]));
+    types.push_back(placed.operands[i].type);
+  }
+  const at::AutoGradMode grad_mode(!instruction.no_grad);
+  const PlannedOp planned{instruction.op, instruction.attributes, *placed.op, types, world_.device()};
+  const std::vector<at::Tensor> results = run_planned(planned, inputs, group(placed.group));
+  for (size_t i = 0; i < instruction.outputs; ++i) tensors_.emplace(instruction.output[i], results[i]);
+}
+
+at::Tensor NumberedTensors::moved(const at::Tensor& local, const TensorPlacement& from,
+                                  const TensorPlacement& to, int64_t number, const plan::Shape& whole) {
+  const std::shared_ptr<comm::Group>& ranks = group(number);
+  if (!ranks || from == to) return local.detach();
+  const at::NoGradGuard no_grad;
+  return redistribute(local.detach(), from, to, *ranks, whole);
+}
+
+void NumberedTensors::run_input(const Instruction& instruction, const PlacedInstruction& placed) {
+  const PlacedTensor& made = placed.results[0];
+  const bool asks = place_in(placed.group) == 0;
+  const auto options = at::TensorOptions(scalar_type_of(made.type.dtype)).device(world_.device());
+  at::Tensor whole = asks ? outside_.value(instruction.attributes.whole[1], made.type).to(world_.device())
+                          : at::empty(made.type.shape, options);
+  if (const std::shared_ptr<comm::Group>& ranks = group(placed.group)) ranks->broadcast(whole, 0);
+  at::Tensor part = moved(whole, TensorPlacement::replicate(), made.placement, placed.group, made.type.shape);
+  // A part that is a view would keep the whole.
+  if (part.nbytes() < whole.nbytes() && part.is_alias_of(whole)) part = part.clone();
+  tensors_.emplace(instruction.output[0], part);
+}
+
+/// Called by the ranks of both groups at the same instruction. Ranks that meet make their links in one order.
+NumberedTensors::Meeting& NumberedTensors::meeting(int64_t a, int64_t b) {
+  const std::pair<int64_t, int64_t> key = std::minmax(a, b);
+  std::unique_ptr<Meeting>& met = meetings_[key];
+  if (met) return *met;
+  auto made = std::make_unique<Meeting>();
+  const int64_t self = world_.rank();
+  const auto connect = [&](int64_t from, int64_t to) {
+    if (from == to) return;
+    if (from == self) made->to.emplace(to, comm::make_link(world_, from, to));
+    if (to == self) made->from.emplace(from, Meeting::Receiver{comm::make_link(world_, from, to)});
+  };
+  for (const int64_t one : placer_.groups()[static_cast<size_t>(key.first)]) {
+    for (const int64_t other : placer_.groups()[static_cast<size_t>(key.second)]) {
+      connect(one, other);
+      connect(other, one);
+    }
+  }
+  met = std::move(made);
+  return *met;
+}
+
+void NumberedTensors::run_cross(const Instruction& instruction, const PlacedInstruction& placed) {
+  const PlacedTensor &source = placed.operands[0], &made = placed.results[0];
+  const PlacedCross& cross = placed.cross;
+  const uint32_t number = instruction.output[0];
+  if (place_in(cross.from) >= 0) {
+    const at::Tensor sent =
+        moved(local(instruction.input[0]), source.placement, cross.sent, cross.from, source.type.shape);
+    if (cross.from == cross.to) {
+      tensors_.emplace(number, moved(sent, cross.sent, made.placement, cross.to, made.type.shape));
+      return;
+    }
+    send_across(sent.contiguous(), cross);
+  }
+  if (place_in(cross.to) >= 0) expect(number, made, cross);
+}
+
+/// Rank i of the receivers has what rank i % senders sends, itself included.
+void NumberedTensors::send_across(const at::Tensor& sent, const PlacedCross& cross) {
+  const std::vector<int64_t>& receivers = placer_.groups()[static_cast<size_t>(cross.to)];
+  const size_t senders = placer_.groups()[static_cast<size_t>(cross.from)].size();
+  Meeting& met = meeting(cross.from, cross.to);
+  for (auto to = static_cast<size_t>(place_in(cross.from)); to < receivers.size(); to += senders) {
+    if (receivers[to] == world_.rank())
+      own_message_ = sent;
+    else
+      met.to.at(receivers[to])->send(sent);
+  }
+}
+
+void NumberedTensors::expect(uint32_t number, const PlacedTensor& made, const PlacedCross& cross) {
+  const std::vector<int64_t>& senders = placer_.groups()[static_cast<size_t>(cross.from)];
+  const auto ranks = std::ssize(placer_.groups()[static_cast<size_t>(cross.to)]);
+  const int64_t place = place_in(cross.to);
+  const int64_t from = senders[static_cast<size_t>(place) % senders.size()];
+  Arrival arrival{.made = made, .sent = cross.sent};
+  if (from == world_.rank()) {
+    arrival.value = std::exchange(own_message_, {});
+  } else {
+    const plan::Shape shape = part_shape(made.type.shape, cross.sent, ranks, place);
+    arrival.receiver = &meeting(cross.from, cross.to).from.at(from);
+    arrival.receiver->link->post(
+        at::empty(shape, at::TensorOptions(scalar_type_of(made.type.dtype)).device(world_.device())));
+    arrival.receiver->posted.push_back(number);
+  }
+  arrivals_.emplace(number, std::move(arrival));
+}
+
+/// Messages on a link are waited for in their order: those before this one are kept until they are used.
+at::Tensor NumberedTensors::take(Arrival& arrival) {
+  while (!arrival.value.defined()) {
+    const uint32_t oldest = arrival.receiver->posted.front();
+    arrival.receiver->posted.pop_front();
+    arrivals_.at(oldest).value = arrival.receiver->link->wait();
+  }
+  const PlacedTensor& made = arrival.made;
+  at::Tensor value = moved(arrival.value, arrival.sent, made.placement, made.group, made.type.shape);
+  return arrival.tracked ? value.requires_grad_(true) : value;
+}
+
+/// A tensor that has not arrived is tracked when it has.
+void NumberedTensors::track(uint32_t number) {
+  const auto arrival = arrivals_.find(number);
+  if (arrival != arrivals_.end()) {
+    arrival->second.tracked = true;
+    return;
+  }
+  at::Tensor& leaf = local(number);
+  leaf = leaf.detach().requires_grad_(true);
+}
+
+void NumberedTensors::run_backward(const Instruction& instruction) {
+  const size_t roots = instruction.inputs == 1 ? 1 : instruction.inputs / 2u;
+  std::vector<at::Tensor> tensors, gradients;
+  for (size_t i = 0; i < roots; ++i) {
+    const at::Tensor& root = local(instruction.input[i]);
+    tensors.push_back(root);
+    gradients.push_back(instruction.inputs == 1 ? at::ones_like(root) : local(instruction.input[roots + i]));
+  }
+  torch::autograd::backward(tensors, gradients);
+}
+
+void NumberedTensors::run_gradient(const Instruction& instruction, const PlacedInstruction& placed) {
+  at::Tensor& leaf = local(instruction.input[0]);
+  at::Tensor gradient = leaf.grad();
+  leaf.mutable_grad() = at::Tensor();
+  if (!gradient.defined()) gradient = at::zeros_like(leaf, leaf.options().requires_grad(false));
+  // Of a tracked sum every rank holds a term, and its gradient has the shape of the whole, as the term has.
+  TRIREME_CHECK(gradient.sizes() == leaf.sizes(), "[tensor.program] a gradient of another shape: {}",
+                plan::to_text(placed.results[0].placement));
+  tensors_.emplace(instruction.output[0], gradient.detach());
+}
+
+void NumberedTensors::run_fetch(const Instruction& instruction, const PlacedInstruction& placed) {
+  const PlacedTensor& tensor = placed.operands[0];
+  const at::Tensor whole = moved(local(instruction.input[0]), tensor.placement, TensorPlacement::replicate(),
+                                 placed.group, tensor.type.shape);
+  if (place_in(placed.group) == 0) outside_.answer(instruction.attributes.whole[0], whole.contiguous());
+}
+
+}  // namespace trireme::tensor
