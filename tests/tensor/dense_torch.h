@@ -140,7 +140,7 @@ inline std::vector<at::Tensor> dense_update(const OpCase& one, const std::vector
   return {in[0] * (1 - real[0] * real[4]) - real[0] * m / (1 - std::pow(real[1], step)) / root, m, v};
 }
 
-/// What is left over from dropout, by elements in their order.
+/// Ones where dropout keeps an element, and zeros, in the order of elements.
 inline at::Tensor dense_kept(const plan::Shape& shape, int64_t seed, double p) {
   at::Tensor kept = at::empty(shape);
   const uint64_t key = xxh3(std::string_view("dropout"), static_cast<uint64_t>(seed));

@@ -161,7 +161,7 @@ void for_all_layouts_of(const std::vector<TensorType>& types, std::vector<Tensor
   }
 }
 
-/// From these layouts, to whatever the plan makes, and to every layout where a case has one operand or none.
+/// Ways from these layouts: to results as they come, and, with one operand or none, to every layout.
 void add_planned(std::vector<OpTrial>& all, const WholeCase& whole,
                  const std::vector<TensorPlacement>& placements, int64_t ranks) {
   plan::OpRequest request{.op = whole.one.op, .attributes = whole.one.attributes, .types = whole.one.types};
@@ -195,7 +195,7 @@ std::vector<OpTrial> all_trials(int64_t ranks) {
   return all;
 }
 
-/// What a rank has of a trial afterwards.
+/// Results and gradients that a rank has after a trial, and bytes that it sent.
 struct OpOutcome {
   Tensors results, gradients;
   int64_t bytes = 0, bytes_back = 0;
@@ -366,7 +366,7 @@ at::Tensor alone(const OpCase& one, const Tensors& inputs) {
   return results.empty() ? at::Tensor() : results[0];
 }
 
-/// The same bits, where values alone could differ by rounding.
+/// Bits are equal, where dense references could be met within rounding.
 TEST(OpKernels, RandomNumbersDoNotDependOnThePlacement) {
   for (const WholeCase& whole : whole_cases()) {
     if (whole.one.op != Op::kRandn && whole.one.op != Op::kDropout) continue;

@@ -38,7 +38,7 @@ Tensors softened(const OpCall& call, const Tensors& in);
 Tensors normed(const OpCall& call, const Tensors& in);
 Tensors mean_loss(const OpCall& call, const Tensors& in);
 
-// What writes its operands (update_ops.cpp).
+// Operations that write their operands (update_ops.cpp).
 Tensors updated(const OpCall& call, const Tensors& in);
 
 }  // namespace trireme::tensor::local

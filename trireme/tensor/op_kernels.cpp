@@ -1,9 +1,11 @@
 #include "trireme/tensor/op_kernels.h"
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <array>
 
 #include "trireme/base/error.h"
 #include "trireme/tensor/local_ops.h"

@@ -1,5 +1,6 @@
 // Operations that write their operands, on a rank's parts: those of the trainer's optimizers.
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include <cmath>
