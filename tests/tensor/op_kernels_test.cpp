@@ -351,9 +351,6 @@ TEST(OpKernels, OneRankIsDense) {
 TEST(OpKernels, TwoRanksAreDenseFromEveryLayout) {
   expect_all_dense(2);
 }
-TEST(OpKernels, ThreeRanksAreDenseFromEveryLayout) {
-  expect_all_dense(3);
-}
 TEST(OpKernels, FourRanksAreDenseFromEveryLayout) {
   expect_all_dense(4);
 }
