@@ -34,7 +34,8 @@ t11 = matmul t10 t1 place=R no_grad @pp_stage0_colpar
 t12 = square t10 @pp_stage0
 t13 = sum t12 @pp_stage0
 backward t13 #23
-backward t12 t10
+backward t12 t10 later=3
+weights later=3 @pp_stage0
 t14 = gradient t10
 fetch t13 to=5
 )";
@@ -71,7 +72,7 @@ TEST(Instruction, IsALineAsTheDocumentWritesIt) {
 
 TEST(Instruction, ProgramsGoBothWays) {
   const Program program = program_from_text(kProgram, "p.txt");
-  EXPECT_EQ(program.instructions.size(), 20u);
+  EXPECT_EQ(program.instructions.size(), 21u);
   EXPECT_EQ(program.signals, (std::vector<std::string>{"pp_stage0", "stage0_to_stage1", "pp_stage0_colpar",
                                                        "pp_stage0_rowpar", "pp_stage1"}));
   EXPECT_EQ(program.workers, (std::vector<std::vector<int64_t>>{{0, 1}, {3, 2}}));
@@ -189,7 +190,8 @@ TEST(Instruction, HashesTellMeaningsApart) {
                                                        {"place=S(0)", "place=S(1)"},
                                                        {"no_grad ", ""},
                                                        {"workers=3,2", "workers=2,3"},
-                                                       {"to=5", "to=6"}};
+                                                       {"to=5", "to=6"},
+                                                       {"t10 later=3", "t10 later=4"}};
   for (const auto& [from, to] : edits) {
     std::string text = kProgram;
     text.replace(text.find(from), std::string(from).size(), to);
@@ -270,6 +272,8 @@ TEST(Instruction, ProgramsThatCannotRunAreNamed) {
       {made + "track t0\nt1 = sum t0 no_grad\nbackward t1\n", "no gradient passes from t1"},
       {made + "track t0\nt1 = relu t0\nt2 = sum t0\nbackward t1 t2\n", "another type"},
       {made + "track t0\nbackward t0 t0 t0\n", "'backward' takes a scalar, or roots"},
+      {made + "weights later=0 @a\n", "write later=1"},
+      {made + "weights t0 later=1 @a\n", "takes the number of a backward pass"},
       {made + "t1 = fetch t0\n", "'fetch' takes one tensor"},
       {"t0 = input dtype=fp32 shape=4 place=S(1)\n", "cannot be placed S(1)"},
       {"t0 = input dtype=fp32 shape=4 place=P\n", "cannot be placed P"},

@@ -158,6 +158,7 @@ void Program::run_backward(const Roots& roots, const std::source_location& where
     }
     return run_backward({{sum}, {}}, where);
   }
+  one.signal = roots.tensors.front()->signal;
   for (const NodePtr& tensor : roots.tensors) one.input[one.inputs++] = tensor->number;
   for (const NodePtr& gradient : roots.gradients) one.input[one.inputs++] = gradient->number;
   emit(one, roots.tensors.front()->stage, where);

@@ -16,6 +16,8 @@ namespace gt {
 
 using trireme::ConfigError;
 using trireme::plan::ActionKind;
+using trireme::plan::Instruction;
+using trireme::plan::InstructionKind;
 using trireme::plan::Schedule;
 using trireme::plan::ScheduleName;
 using trireme::plan::StagePass;
@@ -35,8 +37,8 @@ class Passes {
     for (const Program::Recorded& one : recorded) {
       if (one.stage >= 0) stage = one.stage;
       PassKey pass{forward, stage, micro_batch};
-      const trireme::plan::Instruction& instruction = one.instruction;
-      if (instruction.kind == trireme::plan::InstructionKind::kFree) {
+      const Instruction& instruction = one.instruction;
+      if (instruction.kind == InstructionKind::kFree) {
         const auto used = last_uses_.find(instruction.input[0]);
         if (used != last_uses_.end()) pass = used->second;
       }
@@ -46,8 +48,22 @@ class Passes {
     }
   }
 
-  const std::vector<Program::Recorded>& of(const StagePass& pass) {
-    return passes_[{pass.kind == ActionKind::kForward, pass.stage, pass.micro_batch}];
+  /// A backward pass for the input leaves gradients of weights to that for the weights, under a number of its
+  /// own.
+  std::vector<Program::Recorded> of(const StagePass& pass, int64_t stages) const {
+    const auto found = passes_.find({pass.kind == ActionKind::kForward, pass.stage, pass.micro_batch});
+    if (found == passes_.end()) return {};
+    std::vector<Program::Recorded> recorded = found->second;
+    if (pass.kind == ActionKind::kForward || pass.kind == ActionKind::kBackward) return recorded;
+    std::vector<Program::Recorded> weights;
+    for (Program::Recorded& one : recorded) {
+      if (one.instruction.kind != InstructionKind::kBackward) continue;
+      one.instruction.attributes.whole[0] = 1 + pass.micro_batch * stages + pass.stage;
+      Instruction later{.kind = InstructionKind::kWeights, .signal = one.instruction.signal};
+      later.attributes.whole[0] = one.instruction.attributes.whole[0];
+      weights = {{later, pass.stage}};
+    }
+    return pass.kind == ActionKind::kBackwardWeight ? weights : recorded;
   }
 
  private:
@@ -78,15 +94,6 @@ Schedule schedule_for(const Program& program, const std::string& name, int64_t m
     throw ConfigError(
         "[gt.schedule] {} has {} stages on {} lists of workers, placed {}; the file has {}, placed {}", name,
         made.stages, signals.groups.size(), made.placement, program.stages(), signals.placement);
-  const bool halves = std::ranges::any_of(made.ranks, [](const std::vector<StagePass>& passes) {
-    return std::ranges::any_of(passes,
-                               [](const StagePass& one) { return one.kind == ActionKind::kBackwardInput; });
-  });
-  if (halves)
-    throw ConfigError(
-        "[gt.schedule] {} divides backward passes, which programs do not; use gpipe, 1f1b or "
-        "interleaved_1f1b",
-        name);
   return made;
 }
 
@@ -144,7 +151,7 @@ std::vector<Tensor> schedule(const std::string& name, int64_t micro_batches,
       passes.deal(false, micro_batch, recording.take());
     }
   }
-  for (const StagePass& pass : in_one_order(made)) program->submit(passes.of(pass));
+  for (const StagePass& pass : in_one_order(made)) program->submit(passes.of(pass, made.stages));
   program->flush();
   return losses;
 }

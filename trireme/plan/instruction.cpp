@@ -102,8 +102,12 @@ const OpRecord& attribute_names(const Instruction& instruction) {
   static constexpr OpRecord kNone{};
   static constexpr OpRecord kOfInput{.whole = {"dtype", "from"}, .list = "shape"};
   static constexpr OpRecord kOfFetch{.whole = {"to"}};
+  static constexpr OpRecord kOfBackward{.whole = {"later"}};
   if (instruction.kind == InstructionKind::kOp) return record_of(instruction.op);
   if (instruction.kind == InstructionKind::kInput) return kOfInput;
+  const bool goes_back =
+      instruction.kind == InstructionKind::kBackward || instruction.kind == InstructionKind::kWeights;
+  if (goes_back) return kOfBackward;
   return instruction.kind == InstructionKind::kFetch ? kOfFetch : kNone;
 }
 

@@ -18,15 +18,17 @@ namespace trireme::plan {
 
 /// The kinds of instructions.
 enum class InstructionKind {
-  kOp,        ///< an operation
-  kInput,     ///< a tensor that comes from outside of the program: a batch, a parameter
-  kCross,     ///< a tensor goes to the workers of the instruction's signal; the result is another tensor
-  kFree,      ///< the operand's memory is free from here on
-  kTrack,     ///< gradients end at the operand, which collects them: a parameter, or what has crossed
-  kBackward,  ///< gradients of the operands, roots before their gradients; a root alone is a scalar whose is
-              ///< 1
+  kOp,     ///< an operation
+  kInput,  ///< a tensor that comes from outside of the program: a batch, a parameter
+  kCross,  ///< a tensor goes to the workers of the instruction's signal; the result is another tensor
+  kFree,   ///< the operand's memory is free from here on
+  kTrack,  ///< gradients end at the operand, which collects them: a parameter, or what has crossed
+  /// Gradients of the operands, roots before their gradients; a root alone is a scalar whose is 1. With a
+  /// number "later" those of weights wait for the kWeights of this number, where operations can leave them.
+  kBackward,
   kGradient,  ///< the result is what the operand has collected, which begins anew
-  kFetch      ///< the operand's value goes to the client
+  kFetch,     ///< the operand's value goes to the client
+  kWeights    ///< gradients of weights that a backward pass has left for later
 };
 
 struct Instruction {

@@ -51,7 +51,7 @@ std::string record_fault(const Instruction& instruction, size_t signals) {
   const int64_t listed = instruction.attributes.listed;
   if (listed < 0 || listed > static_cast<int64_t>(OpAttributes::kMostListed))
     return fmt::format("a list of {} numbers; there may be {}", listed, OpAttributes::kMostListed);
-  if (instruction.kind < InstructionKind::kOp || instruction.kind > InstructionKind::kFetch)
+  if (instruction.kind < InstructionKind::kOp || instruction.kind > InstructionKind::kWeights)
     return fmt::format("there is no kind {} of instruction", static_cast<int>(instruction.kind));
   if (static_cast<size_t>(instruction.op) >= kNames<Op>.size())
     return fmt::format("there is no operation {}", static_cast<size_t>(instruction.op));

@@ -18,8 +18,8 @@ constexpr std::string_view kFormat = "trireme.program/1";
 constexpr std::string_view kDtypeWord = "dtype", kPlaceWord = "place", kNoGradWord = "no_grad",
                            kSignalWord = "signal", kWorkersWord = "workers=";
 /// By kind; an operation has its own name.
-constexpr auto kKindWords =
-    std::to_array<std::string_view>({"", "input", "cross", "free", "track", "backward", "gradient", "fetch"});
+constexpr auto kKindWords = std::to_array<std::string_view>(
+    {"", "input", "cross", "free", "track", "backward", "gradient", "fetch", "weights"});
 
 /// Whether it may be said how its results are placed.
 bool has_results(const Instruction& instruction) {

@@ -178,6 +178,11 @@ PlacedInstruction Placer::place_one(const Call& call) {
       check_backward(call);
       placed.group = group_for(call);
       break;
+    case InstructionKind::kWeights:
+      if (one.inputs != 0 || one.outputs != 0 || one.attributes.whole[0] == 0)
+        fail(one, "'weights' takes the number of a backward pass; write later=1");
+      placed.group = group_for(call);
+      break;
   }
   placed.operands = call.operands;
   return placed;

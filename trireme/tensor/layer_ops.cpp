@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "trireme/base/error.h"
+#include "trireme/nn/functional.h"
 #include "trireme/tensor/local_ops.h"
 
 namespace trireme::tensor::local {
@@ -54,8 +55,18 @@ at::Tensor word_loss(const at::Tensor& log_p, const at::Tensor& targets) {
 
 }  // namespace
 
+/// A parameter as it is stored, whose gradient a backward pass may leave for later (nn/deferred_gradients.h).
+bool is_parameter(const at::Tensor& weight, const at::Tensor& x) {
+  return weight.dim() == 2 && weight.is_leaf() && weight.requires_grad() && at::GradMode::is_enabled() &&
+         weight.numel() > 0 && x.numel() > 0;
+}
+
 Tensors multiplied(const OpCall& call, const Tensors& in) {
-  if (call.op == Op::kMatmul) return {at::matmul(in[0], in[1])};
+  const bool in_out = call.op == Op::kMatmul;
+  if (is_parameter(in[1], in[0]))
+    return {nn::linear(in[0], in[1], in.size() > 2 ? in[2] : at::Tensor(),
+                       in_out ? nn::WeightLayout::kInOut : nn::WeightLayout::kOutIn)};
+  if (in_out) return {at::matmul(in[0], in[1])};
   return {at::linear(in[0], in[1], in.size() > 2 ? in[2] : at::Tensor())};
 }
 

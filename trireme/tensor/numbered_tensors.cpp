@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <deque>
+#include <optional>
 
 #include "trireme/base/error.h"
 #include "trireme/comm/world.h"
@@ -69,6 +70,7 @@ at::Tensor& NumberedTensors::local(uint32_t number) {
 void NumberedTensors::clear() {
   while (!arrivals_.empty()) local(arrivals_.begin()->first);
   tensors_.clear();
+  later_.clear();
   placer_.clear();
 }
 
@@ -112,6 +114,8 @@ void NumberedTensors::run_here(const Instruction& instruction, const PlacedInstr
       return track(instruction.input[0]);
     case InstructionKind::kBackward:
       return run_backward(instruction);
+    case InstructionKind::kWeights:
+      return run_weights(instruction.attributes.whole[0]);
     case InstructionKind::kGradient:
       return run_gradient(instruction, placed);
     case InstructionKind::kFetch:
@@ -253,7 +257,18 @@ void NumberedTensors::run_backward(const Instruction& instruction) {
     tensors.push_back(root);
     gradients.push_back(instruction.inputs == 1 ? at::ones_like(root) : local(instruction.input[roots + i]));
   }
+  const int64_t later = instruction.attributes.whole[0];
+  std::optional<nn::DeferredGradients::Scope> scope;
+  if (later != 0) scope.emplace(later_[later]);
   torch::autograd::backward(tensors, gradients);
+}
+
+void NumberedTensors::run_weights(int64_t later) {
+  const auto found = later_.find(later);
+  if (found == later_.end())
+    throw ConfigError("[tensor.program] no backward pass has left gradients for later={}", later);
+  found->second.run();
+  later_.erase(found);
 }
 
 void NumberedTensors::run_gradient(const Instruction& instruction, const PlacedInstruction& placed) {

@@ -13,6 +13,7 @@
 
 #include "trireme/comm/group.h"
 #include "trireme/comm/link.h"
+#include "trireme/nn/deferred_gradients.h"
 #include "trireme/plan/placer.h"
 
 namespace trireme::comm {
@@ -69,6 +70,7 @@ class NumberedTensors {
   void run_input(const plan::Instruction& instruction, const plan::PlacedInstruction& placed);
   void run_cross(const plan::Instruction& instruction, const plan::PlacedInstruction& placed);
   void run_backward(const plan::Instruction& instruction);
+  void run_weights(int64_t later);
   void run_gradient(const plan::Instruction& instruction, const plan::PlacedInstruction& placed);
   void run_fetch(const plan::Instruction& instruction, const plan::PlacedInstruction& placed);
   at::Tensor moved(const at::Tensor& local, const plan::TensorPlacement& from,
@@ -85,7 +87,8 @@ class NumberedTensors {
   std::map<uint32_t, Arrival> arrivals_;
   std::map<int64_t, std::shared_ptr<comm::Group>> groups_;  ///< of several ranks, this one among them
   std::map<std::pair<int64_t, int64_t>, std::unique_ptr<Meeting>> meetings_;
-  at::Tensor own_message_;  ///< of a rank that is in both groups of a crossing
+  std::map<int64_t, nn::DeferredGradients> later_;  ///< of backward passes, by number
+  at::Tensor own_message_;                          ///< of a rank that is in both groups of a crossing
 };
 
 }  // namespace trireme::tensor
