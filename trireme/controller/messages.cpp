@@ -104,10 +104,10 @@ uint64_t Reader::number(size_t bytes) {
   return value;
 }
 
-std::string Reader::text(size_t most) {
+std::string_view Reader::view(size_t most) {
   const uint32_t size = u32();
   if (size > most) refuse(fmt::format("a text of {} bytes, where {} are allowed", size, most));
-  return std::string(bytes(size));
+  return bytes(size);
 }
 
 size_t Reader::count(size_t most, size_t bytes_each) {

@@ -50,6 +50,8 @@ inline constexpr size_t kMostText = kMostBodyBytes - 64;
 inline constexpr size_t kMostInstructions = kMostBodyBytes - 64;
 inline constexpr size_t kMostChunk = kMostBodyBytes - 64;
 inline constexpr size_t kMostWorkers = 1024;
+/// Instructions that a client may be ahead of the slowest worker.
+inline constexpr uint64_t kMostAhead = 65'536;
 
 /// Writes numbers, little-endian, and texts behind their lengths.
 class Writer {
@@ -61,6 +63,7 @@ class Writer {
   void i64(int64_t value) { number(static_cast<uint64_t>(value), 8); }
   /// Throws LogicError for a text of more than `most` bytes.
   void text(std::string_view text, size_t most);
+  void reserve(size_t bytes) { bytes_.reserve(bytes); }
   std::string take() { return std::move(bytes_); }
 
  private:
@@ -76,7 +79,9 @@ class Reader {
   uint32_t u32() { return static_cast<uint32_t>(number(4)); }
   uint64_t u64() { return number(8); }
   int64_t i64() { return static_cast<int64_t>(number(8)); }
-  std::string text(size_t most);
+  std::string text(size_t most) { return std::string(view(most)); }
+  /// A text in place; it lives as long as what is read.
+  std::string_view view(size_t most);
   /// A number of items of `bytes_each` bytes or more; no more than the rest can hold.
   size_t count(size_t most, size_t bytes_each);
   /// Nothing may be left.
@@ -104,14 +109,14 @@ struct Proof {
 struct Hello {
   static constexpr MessageType kType = MessageType::kHello;
   Role role = Role::kObserver;
-  std::string version, build;  ///< build_id() of the sender
+  std::string version = {}, build = {};  ///< build_id() of the sender
   int64_t pid = 0;
-  std::string host;
-  std::string data_address;  ///< a worker's, for bulk bytes
-  std::string devices;       ///< a worker's, for people: "cuda:0" or "cpu"
+  std::string host = {};
+  std::string data_address = {};  ///< a worker's, for bulk bytes
+  std::string devices = {};       ///< a worker's, for people: "cuda:0" or "cpu"
   int64_t cores = 0;
-  int64_t wanted_number = -1;      ///< of a worker; -1: any
-  std::string rendezvous_address;  ///< where a worker listens for its peers
+  int64_t wanted_number = -1;           ///< of a worker; -1: any
+  std::string rendezvous_address = {};  ///< where a worker listens for its peers
   int64_t rendezvous_port = 0;
   uint64_t session = 0;  ///< on a data connection: that of the client
 };

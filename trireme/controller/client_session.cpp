@@ -1,0 +1,203 @@
+#include "trireme/controller/client_session.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+
+#include "trireme/base/error.h"
+#include "trireme/controller/greeting.h"
+
+namespace trireme::controller {
+namespace {
+
+constexpr size_t kSendBytes = 32 << 10;
+constexpr uint32_t kSendInstructions = 4096;
+constexpr size_t kMostBytesUnderWay = 32 << 20;
+
+}  // namespace
+
+ClientSession::ClientSession(ClientSettings settings, Environment environment)
+    : settings_(std::move(settings)), environment_(std::move(environment)) {
+  const auto deadline = after_seconds(settings_.timeout_s);
+  Connection connection = connect_to(settings_.address, environment_, "the server", deadline);
+  Hello hello{
+      .role = Role::kClient, .version = settings_.version, .build = settings_.build, .pid = ::getpid()};
+  hello.host = this_host();
+  send(connection, hello);
+  message_of<Welcome>(next_of_greeting(connection, deadline));
+  session_ = message_of<Session>(next_of_greeting(connection, deadline));
+  line_ = std::make_unique<Line>(
+      std::move(connection), settings_.silence_s, [this](const Frame& frame) { take(frame); },
+      [this](const std::string& why) { fail(why); });
+}
+
+ClientSession::~ClientSession() {
+  try {
+    flush();
+    line_->send(Bye{.reason = "done"});
+  } catch (const Error&) {
+    // It has failed already, and said so to whoever waited.
+  }
+  line_->close();
+}
+
+void ClientSession::take(const Frame& frame) {
+  if (is<Progress>(frame)) return take_progress(message_of<Progress>(frame));
+  if (is<Failed>(frame)) throw CommError("{}", message_of<Failed>(frame).text);
+  if (is<Reject>(frame)) throw CommError("{}", message_of<Reject>(frame).reason);
+  if (is<Bye>(frame))
+    throw CommError("[controller.client] the session ends: {}", message_of<Bye>(frame).reason);
+  auto answer = message_of<Answer>(frame);
+  const std::lock_guard lock(mutex_);
+  const auto found = requests_.find(answer.request);
+  if (found == requests_.end()) return;  // nobody waits any more
+  found->second.set_value(std::move(answer));
+  requests_.erase(found);
+}
+
+void ClientSession::take_progress(const Progress& progress) {
+  {
+    const std::lock_guard lock(mutex_);
+    executed_ = std::max(executed_, progress.executed);
+    slowest_ = progress.worker;
+    for (; !under_way_.empty() && under_way_.front().first <= executed_; under_way_.pop_front())
+      bytes_under_way_ -= under_way_.front().second;
+  }
+  changed_.notify_all();
+}
+
+void ClientSession::fail(const std::string& why) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (failure_) return;
+    failure_ = why;
+    for (auto& [id, promise] : requests_)
+      promise.set_exception(std::make_exception_ptr(CommError("{}", why)));
+    requests_.clear();
+  }
+  changed_.notify_all();
+}
+
+void ClientSession::check() const {
+  if (failure_) throw CommError("{}", *failure_);
+}
+
+std::optional<std::string> ClientSession::failure() {
+  const std::lock_guard lock(mutex_);
+  return failure_;
+}
+
+std::string ClientSession::how_far() const {
+  const std::string slowest =
+      slowest_ < 0 ? "the workers have" : fmt::format("worker {}, the slowest, has", slowest_);
+  return fmt::format("{} executed {} of {} instructions", slowest, executed_, sent_);
+}
+
+void ClientSession::define_scope(uint32_t id, const std::string& name, const std::vector<uint32_t>& workers) {
+  for (const uint32_t worker : workers) {
+    if (worker < session_.workers.size()) continue;
+    throw ConfigError("[controller.client] scope {} has worker {} of {}; they count from 0", name, worker,
+                      session_.workers.size());
+  }
+  Lock lock(mutex_);
+  send_buffer(lock);
+  line_->send(Scope{.id = id, .name = name, .workers = workers});
+}
+
+uint64_t ClientSession::submit(std::string_view bytes, uint32_t count) {
+  if (bytes.size() > kMostInstructions || count == 0 || count > kMostAhead / 2) {
+    throw LogicError(
+        "[controller.client] {} instructions of {} bytes at once; 1 to {} of at most {} bytes may be", count,
+        bytes.size(), kMostAhead / 2, kMostInstructions);
+  }
+  Lock lock(mutex_);
+  check();
+  if (buffer_.size() + bytes.size() > kSendBytes || buffered_ + count > kSendInstructions) send_buffer(lock);
+  buffer_.append(bytes);
+  buffered_ += count;
+  return sent_ + buffered_ - count;
+}
+
+void ClientSession::flush() {
+  Lock lock(mutex_);
+  send_buffer(lock);
+}
+
+void ClientSession::send_buffer(Lock& lock) {
+  check();
+  const auto may_send = [&] {
+    return failure_ ||
+           (sent_ + buffered_ - executed_ <= kMostAhead && bytes_under_way_ <= kMostBytesUnderWay);
+  };
+  if (!changed_.wait_until(lock, after_seconds(settings_.timeout_s), may_send)) {
+    throw CommError("[controller.client] no more instructions were taken for {:g} s: {}; see 'trireme ps'",
+                    settings_.timeout_s, how_far());
+  }
+  check();
+  if (buffered_ == 0) return;
+  const Instructions instructions{.first = sent_, .count = buffered_, .bytes = std::move(buffer_)};
+  buffer_.clear();
+  sent_ += std::exchange(buffered_, 0);
+  under_way_.emplace_back(sent_, instructions.bytes.size());
+  bytes_under_way_ += instructions.bytes.size();
+  line_->send(instructions);
+}
+
+void ClientSession::text(uint64_t id, std::string_view text) {
+  if (text.size() > kMostText) {
+    throw ConfigError("[controller.client] a text of {} bytes; at most {} may be sent", text.size(),
+                      kMostText);
+  }
+  Lock lock(mutex_);
+  send_buffer(lock);
+  line_->send(Text{.id = id, .text = std::string(text)});
+}
+
+uint64_t ClientSession::executed() {
+  const std::lock_guard lock(mutex_);
+  return executed_;
+}
+
+void ClientSession::wait_executed(uint64_t end) {
+  Lock lock(mutex_);
+  send_buffer(lock);
+  const auto over = [&] { return failure_ || executed_ >= end; };
+  if (changed_.wait_until(lock, after_seconds(settings_.timeout_s), over)) return check();
+  throw CommError("[controller.client] instruction {} was not executed within {:g} s: {}; see 'trireme ps'",
+                  end, settings_.timeout_s, how_far());
+}
+
+ClientSession::Request ClientSession::request() {
+  const std::lock_guard lock(mutex_);
+  check();
+  Request made;
+  made.session_ = this;
+  made.id_ = next_request_++;
+  made.answer_ = requests_[made.id_].get_future();
+  return made;
+}
+
+bool ClientSession::Request::ready() const {
+  return answer_.wait_for(std::chrono::seconds(0)) == std::future_status::ready;
+}
+
+Answer ClientSession::Request::get() {
+  if (!ready()) session_->flush();
+  const double limit_s = session_->settings_.timeout_s;
+  if (answer_.wait_for(std::chrono::duration<double>(limit_s)) == std::future_status::ready)
+    return answer_.get();
+  const std::lock_guard lock(session_->mutex_);
+  throw CommError("[controller.client] no answer to request {} within {:g} s: {}; see 'trireme ps'", id_,
+                  limit_s, session_->how_far());
+}
+
+DataConnection ClientSession::data_connection(int64_t worker) const {
+  if (worker < 0 || worker >= static_cast<int64_t>(session_.workers.size())) {
+    throw ConfigError("[controller.client] there is no worker {}; they are 0 to {}", worker,
+                      session_.workers.size() - 1);
+  }
+  return {session_.workers[static_cast<size_t>(worker)], session_.session, environment_, settings_.build,
+          settings_.timeout_s};
+}
+
+}  // namespace trireme::controller

@@ -1,0 +1,16 @@
+#pragma once
+// The first words on a connection to the dispatcher, before a thread of its own receives.
+#include <string>
+
+#include "trireme/controller/messages.h"
+
+namespace trireme::controller {
+
+/// The name of this host, cut to what fits into a message.
+std::string this_host();
+
+/// The next frame that is no ping; pings are answered. Throws CommError with the reason when the dispatcher
+/// refuses or ends, and when `deadline` passes.
+Frame next_of_greeting(Connection& connection, Connection::Clock::time_point deadline);
+
+}  // namespace trireme::controller
