@@ -64,6 +64,8 @@ void add_plan_signals(CLI::App& plan, Front& front);
 void add_plan_step(CLI::App& plan, Front& front);
 void add_pipeline(CLI::App& app, Front& front);
 void add_lab(CLI::App& app, Front& front);
+void add_ps(CLI::App& app, Front& front);
+void add_serve(CLI::App& app, Front& front);
 void add_sweep(CLI::App& app, Front& front);
 void add_report(CLI::App& app, Front& front);
 void add_presets(CLI::App& app, Front& front);

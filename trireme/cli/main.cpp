@@ -40,6 +40,8 @@ void describe(CLI::App& app, Front& front) {
   add_pipeline(app, front);
   add_lab(app, front);
   add_sweep(app, front);
+  add_serve(app, front);
+  add_ps(app, front);
   add_report(app, front);
   add_presets(app, front);
   add_config(app, front);
