@@ -17,9 +17,9 @@
 namespace trireme::cli {
 namespace {
 
-const std::vector<std::string> kVerbs = {"train",  "generate", "eval",   "doctor", "plan",  "presets",
-                                         "config", "version",  "bench",  "ckpt",   "data",  "launch",
-                                         "lab",    "pipeline", "report", "sweep",  "serve", "ps"};
+const std::vector<std::string> kVerbs = {
+    "train", "generate", "eval", "doctor",   "plan",   "presets", "config", "version", "bench", "ckpt",
+    "data",  "launch",   "lab",  "pipeline", "report", "sweep",   "serve",  "ps",      "worker"};
 
 /// Every way to ask for help: the command, its verbs, and their subcommands.
 std::vector<std::vector<std::string>> all_commands() {

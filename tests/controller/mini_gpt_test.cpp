@@ -3,11 +3,12 @@
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
 
+#include <atomic>
 #include <cmath>
-#include <filesystem>
 #include <fstream>
 #include <map>
 #include <mutex>
+#include <tuple>
 
 #include "examples/controller_mini_gpt/model.h"
 #include "tests/support/relative_error.h"
@@ -60,14 +61,16 @@ Values values_of(const gt::nn::NamedTensors& parameters) {
   return values;
 }
 
-/// Steps of AdamW with clipped gradients on this rank's thread; "" runs micro-batch after micro-batch.
-Outcome train(const std::shared_ptr<comm::World>& world, const mini_gpt::Config& config, int64_t tp,
-              const std::string& schedule) {
-  const std::string path = ::testing::TempDir() + "signals-" + std::to_string(world->rank()) + "-" +
-                           std::to_string(config.stages) + "-" + std::to_string(tp) + ".yaml";
-  std::ofstream(path) << signals_of(config.stages, tp, 2 * world->size() == config.stages * tp);
-  const auto session = std::make_shared<controller::RankSession>(world);
-  const gt::Workers workers(session, {.signals = path});
+std::string signals_file(const mini_gpt::Config& config, int64_t tp, int64_t workers) {
+  static std::atomic<int64_t> files = 0;
+  std::string path = ::testing::TempDir() + "signals-" + std::to_string(files++) + ".yaml";
+  std::ofstream(path) << signals_of(config.stages, tp, 2 * workers == config.stages * tp);
+  return path;
+}
+
+/// Steps of AdamW with clipped gradients by the workers of this thread; "" runs micro-batch after
+/// micro-batch.
+Outcome train(const mini_gpt::Config& config, const std::string& schedule) {
   gt::manual_seed(5);
   const mini_gpt::MiniGpt model(config);
   std::vector<gt::Tensor> parameters;
@@ -97,7 +100,16 @@ Outcome train(const std::shared_ptr<comm::World>& world, const mini_gpt::Config&
     outcome.norms.push_back(norm.item());
   }
   outcome.end = values_of(model.parameters());
-  outcome.hash = session->placer().hash();
+  return outcome;
+}
+
+/// The program that every rank makes for itself.
+Outcome train_as_rank(const std::shared_ptr<comm::World>& world, const mini_gpt::Config& config, int64_t tp,
+                      const std::string& schedule) {
+  const auto runner = std::make_shared<controller::RankProgram>(world);
+  const gt::Workers workers(runner, {.signals = signals_file(config, tp, world->size())});
+  Outcome outcome = train(config, schedule);
+  outcome.hash = runner->placer().hash();
   return outcome;
 }
 
@@ -107,7 +119,7 @@ Outcome run_mesh(const mini_gpt::Config& config, int64_t tp, const std::string& 
   std::mutex mutex;
   std::map<int64_t, Outcome> outcomes;
   test::run_ranks(tp * config.stages / (there_and_back ? 2 : 1), [&](std::shared_ptr<comm::World> world) {
-    Outcome outcome = train(world, config, tp, schedule);
+    Outcome outcome = train_as_rank(world, config, tp, schedule);
     const std::lock_guard lock(mutex);
     outcomes[world->rank()] = std::move(outcome);
   });
@@ -277,6 +289,30 @@ TEST(MiniGpt, SchedulesInHalvesAreTheDenseModel) {
 TEST(MiniGpt, SchedulesThatDoNotFitTheFileAreRefused) {
   EXPECT_THROW(run_mesh(with_stages(2), 1, "zb_v"), ConfigError);
   EXPECT_THROW(run_mesh(with_stages(2), 1, "1f2b"), ConfigError);
+}
+
+/// Processes behind a dispatcher compute the bits that ranks do which make the same program.
+TEST(MiniGpt, WorkersOfAControllerAreTheRanks) {
+  for (const auto& [tp, stages, schedule] :
+       {std::tuple<int64_t, int64_t, const char*>{2, 2, "1f1b"}, {1, 4, "zb_v"}}) {
+    const bool there_and_back = std::string(schedule) == "zb_v";
+    const mini_gpt::Config config = with_stages(stages);
+    const Outcome ranks = run_mesh(config, tp, schedule, there_and_back);
+    const int64_t count = tp * stages / (there_and_back ? 2 : 1);
+    gt::Options options{.signals = signals_file(config, tp, count), .device = "cpu"};
+    options.command = TRIREME_PROGRAM;
+    options.instruction_log = ::testing::TempDir() + "instructions.log";
+    const gt::Workers workers = gt::gpu_workers(count, options);
+    const Outcome outcome = train(config, schedule);
+    EXPECT_EQ(outcome.begin, ranks.begin);
+    EXPECT_EQ(outcome.end, ranks.end);
+    EXPECT_EQ(outcome.losses, ranks.losses);
+    std::ifstream file(options.instruction_log);
+    const std::string log(std::istreambuf_iterator<char>(file), {});
+    for (const char* part : {"model.h:", "matmul", tp > 1 ? "sharded along" : "replicated",
+                             "stage0_to_stage1", "stage1_to_stage0", "adamw_"})
+      EXPECT_TRUE(log.find(part) != std::string::npos) << part;
+  }
 }
 
 }  // namespace

@@ -29,7 +29,8 @@ struct OpCase {
   OpAttributes attributes = {};
 };
 
-OpAttributes attributes_of(std::vector<int64_t> whole, std::vector<double> real = {}, std::vector<int64_t> list = {}) {
+OpAttributes attributes_of(std::vector<int64_t> whole, std::vector<double> real = {},
+                           std::vector<int64_t> list = {}) {
   OpAttributes attributes;
   std::ranges::copy(whole, attributes.whole.begin());
   std::ranges::copy(real, attributes.real.begin());

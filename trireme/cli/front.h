@@ -70,6 +70,7 @@ void add_sweep(CLI::App& app, Front& front);
 void add_report(CLI::App& app, Front& front);
 void add_presets(CLI::App& app, Front& front);
 void add_config(CLI::App& app, Front& front);
+void add_worker(CLI::App& app, Front& front);
 void add_version(CLI::App& app, Front& front);
 
 /// Adds the config file to `verb`, as the argument CONFIG and as the option --config FILE, of which one may

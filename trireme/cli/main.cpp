@@ -30,6 +30,7 @@ void describe(CLI::App& app, Front& front) {
   app.require_subcommand(0, 1);
   add_train(app, front);
   add_launch(app, front);
+  add_worker(app, front);
   add_generate(app, front);
   add_eval(app, front);
   add_ckpt(app, front);

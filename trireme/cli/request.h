@@ -74,8 +74,17 @@ struct DataOptions {
   int64_t side = 224, images = 200, rounds = 5;  ///< of bench
 };
 
+/// A worker of a controller.
+struct ControllerOptions {
+  std::string address;  ///< of the server, as controller::Address::text() has it
+  std::string device = "auto";
+  int64_t number = -1;  ///< that it wants; -1: any
+  double timeout_s = 300.0;
+};
+
 struct Request {
-  std::string verb;     ///< train, generate, eval, data, bench_comm, bench_pipeline, toy_pipeline or probe
+  /// train, generate, eval, data, bench_comm, bench_pipeline, toy_pipeline, controller or probe
+  std::string verb = {};
   std::string config;   ///< resolved YAML (train, eval, bench_pipeline, toy_pipeline)
   std::string run_dir;  ///< made by the front command; empty: rank 0 makes one below `runs_root`
   std::string runs_root = "runs";
@@ -94,6 +103,7 @@ struct Request {
   BenchCommOptions bench_comm = {};
   BenchPipelineOptions bench_pipeline = {};
   ToyPipelineOptions toy_pipeline = {};
+  ControllerOptions controller = {};
 };
 
 std::string to_json(const Request& request);

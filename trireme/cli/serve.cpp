@@ -2,11 +2,17 @@
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <memory>
+#include <optional>
+#include <thread>
 
+#include "trireme/base/build_info.h"
 #include "trireme/base/log.h"
+#include "trireme/cli/child.h"
 #include "trireme/cli/front.h"
+#include "trireme/cli/gpu_count.h"
 #include "trireme/cli/server_address.h"
 #include "trireme/controller/dispatcher.h"
+#include "trireme/launch/local.h"
 #include "trireme/launch/signals.h"
 
 namespace trireme::cli {
@@ -14,24 +20,80 @@ namespace {
 
 struct ServeOptions {
   int64_t workers = 0;
+  bool starts_workers = false, quiet = false;
+  std::string device = "auto";
   double timeout_s = 300.0;
   ServerAddress server;
 };
 
-int serve(const ServeOptions& options, const Environment& environment) {
+controller::DispatcherSettings settings_of(const ServeOptions& options) {
+  controller::DispatcherSettings settings{.address = options.server.address(), .workers = options.workers};
+  settings.timeout_s = options.timeout_s;
+  if (!options.quiet) settings.say = [](const std::string& line) { log_info("{}", line); };
+  return settings;
+}
+
+void say_address(const ServeOptions& options, const controller::Dispatcher& dispatcher) {
+  fmt::print("serving {} {} at {}\n", options.workers, options.workers == 1 ? "worker" : "workers",
+             dispatcher.address().text());
+  std::fflush(stdout);
+}
+
+/// GPUs where there are as many as workers; none at all: the CPU.
+std::string device_of_workers(const ServeOptions& options) {
+  const int gpus = kHasCuda ? gpu_count() : 0;
+  if (options.device == "auto" && gpus == 0) return "cpu";
+  if (options.device == "cpu" || options.workers <= gpus) return options.device;
+  throw ConfigError(
+      "[cli.serve] {} workers on {}, but this machine has {} GPUs; ask for as many, or for --device cpu",
+      options.workers, options.device, gpus);
+}
+
+/// Server and workers are one job: it ends with its first client, or when one of them is lost.
+int serve_with_workers(const ServeOptions& options, const Front& front) {
+  launch::Launcher launcher;
+  controller::DispatcherSettings settings = settings_of(options);
+  settings.owned = true;
+  controller::Dispatcher dispatcher(settings, front.environment);
+  Request request;
+  request.verb = "controller";
+  request.command = front.command;
+  request.controller.address = dispatcher.address().text();
+  request.controller.device = device_of_workers(options);
+  request.controller.timeout_s = options.timeout_s;
+  say_address(options, dispatcher);
+  std::optional<Error> failure;
+  std::thread serving([&] {
+    try {
+      dispatcher.run();
+    } catch (const Error& error) {
+      failure = error;
+    }
+  });
+  launch::LocalJob job;
+  job.program = worker_path();
+  job.ranks = options.workers;
+  job.environment = worker_environment(front.environment, request);
+  job.serves_forks = request.controller.device == "cpu";
+  job.explains_failures = true;
+  const launch::JobEnd end = launcher.run(job);
+  dispatcher.stop();
+  serving.join();
+  if (failure && end.code == 0) throw *failure;
+  return end.code;
+}
+
+int serve(const ServeOptions& options, const Front& front) {
   if (!(options.timeout_s > 0.0)) {
     throw UsageError(fmt::format("[cli.serve] --timeout {:g}", options.timeout_s),
                      "give the seconds that workers may take to come");
   }
+  if (options.starts_workers) return serve_with_workers(options, front);
   launch::SignalTrap signals;  // any of them is the request to end
-  controller::DispatcherSettings settings{.address = options.server.address(), .workers = options.workers};
-  settings.timeout_s = options.timeout_s;
+  controller::DispatcherSettings settings = settings_of(options);
   settings.stop_fd = signals.fd();
-  settings.say = [](const std::string& line) { log_info("{}", line); };
-  controller::Dispatcher dispatcher(settings, environment);
-  fmt::print("serving {} {} at {}\n", options.workers, options.workers == 1 ? "worker" : "workers",
-             dispatcher.address().text());
-  std::fflush(stdout);
+  controller::Dispatcher dispatcher(settings, front.environment);
+  say_address(options, dispatcher);
   dispatcher.run();
   while (signals.next()) {
     // The request has been met; unread, it would strike when the trap ends.
@@ -52,11 +114,16 @@ void add_serve(CLI::App& app, Front& front) {
   verb->add_option("--timeout", options->timeout_s,
                    with_default("Seconds for all workers to come", options->timeout_s))
       ->option_text("S");
+  verb->add_flag("--start-workers", options->starts_workers,
+                 "Start the workers, too; all end with the first program that comes");
+  verb->add_option("--device", options->device,
+                   "Of workers that it starts: cpu, cuda, or auto: GPUs where there are some (default: auto)")
+      ->option_text("DEVICE");
+  verb->add_flag("-q,--quiet", options->quiet, "Do not say who comes and goes");
   verb->footer(
       "Ctrl-C ends the server and its workers. Processes of this user on this host can connect, no others.\n"
       "Exit code 5 if workers did not come in time.");
-  verb->callback(
-      [options, &front] { front.action = [options, &front] { return serve(*options, front.environment); }; });
+  verb->callback([options, &front] { front.action = [options, &front] { return serve(*options, front); }; });
 }
 
 }  // namespace trireme::cli

@@ -37,6 +37,7 @@ int run(const Environment& environment) {
   if (request.verb == "bench_comm") return worker_bench_comm(request, environment);
   if (request.verb == "bench_pipeline") return worker_bench_pipeline(request, environment);
   if (request.verb == "toy_pipeline") return worker_toy_pipeline(request, environment);
+  if (request.verb == "controller") return cli::worker_controller(request, environment);
   if (request.verb == "probe") return cli::worker_probe();
   throw LogicError("[cli.worker] verb '{}' is unknown", request.verb);
 }

@@ -20,6 +20,8 @@ int worker_bench_comm(const Request& request, const Environment& environment);
 int worker_bench_pipeline(const Request& request, const Environment& environment);
 /// Trains an MLP on random numbers in a pipeline, in one or more modes, and prints a table, or JSON.
 int worker_toy_pipeline(const Request& request, const Environment& environment);
+/// Works for a controller until it ends.
+int worker_controller(const Request& request, const Environment& environment);
 /// Prints one JSON object: torch, GPUs, NCCL, threads, loaded libraries.
 int worker_probe();
 

@@ -20,27 +20,27 @@ std::vector<int64_t> all_ranks(int64_t size) {
 
 }  // namespace
 
-RankSession::RankSession(std::shared_ptr<comm::World> world, bool is_explicit)
+RankProgram::RankProgram(std::shared_ptr<comm::World> world, bool is_explicit)
     : world_(std::move(world)),
       all_(world_->make_group("values of the program", all_ranks(world_->size()))),
       tensors_(*world_, *this, is_explicit) {}
 
-void RankSession::add_signal(const std::string& name, const std::vector<int64_t>& workers) {
+void RankProgram::add_signal(const std::string& name, const std::vector<int64_t>& workers) {
   tensors_.add_signal(name, workers);
 }
 
-void RankSession::submit(const plan::Instruction& instruction) {
+void RankProgram::submit(const plan::Instruction& instruction) {
   tensors_.run(instruction);
   if (instruction.kind == plan::InstructionKind::kFetch)
     share(instruction.attributes.whole[0], tensors_.placer().tensor(instruction.input[0]).type);
 }
 
 /// Every rank has the value; the worker that asks takes its own.
-void RankSession::put(int64_t number, int64_t worker, std::string bytes) {
-  if (worker == world_->rank()) values_.emplace(number, std::move(bytes));
+void RankProgram::put(int64_t number, int64_t worker, const std::string& bytes) {
+  if (worker == world_->rank()) values_.emplace(number, bytes);
 }
 
-at::Tensor RankSession::value(int64_t from, const plan::TensorType& type) {
+at::Tensor RankProgram::value(int64_t from, const plan::TensorType& type) {
   const auto found = values_.find(from);
   TRIREME_CHECK(found != values_.end(), "[controller.ranks] no value {} was put here", from);
   const std::string bytes = std::move(found->second);
@@ -48,16 +48,17 @@ at::Tensor RankSession::value(int64_t from, const plan::TensorType& type) {
   return tensor_of(bytes, type);
 }
 
-std::future<std::string> RankSession::answer(int64_t number, int64_t worker) {
-  return asked_.emplace(number, Asked{worker}).first->second.promise.get_future();
+ProgramRunner::Asked RankProgram::ask(int64_t worker, int64_t) {
+  const int64_t number = next_number_++;
+  return {number, waiting_.emplace(number, Waiting{worker}).first->second.promise.get_future()};
 }
 
-void RankSession::answer(int64_t, const at::Tensor& value) {
+void RankProgram::answer(int64_t, const at::Tensor& value) {
   answer_ = value;
 }
 
-void RankSession::share(int64_t number, const plan::TensorType& type) {
-  auto asked = asked_.extract(number);
+void RankProgram::share(int64_t number, const plan::TensorType& type) {
+  auto asked = waiting_.extract(number);
   TRIREME_CHECK(!asked.empty(), "[controller.ranks] nobody asked for value {}", number);
   at::Tensor value = std::exchange(answer_, {});
   if (!value.defined())

@@ -5,22 +5,22 @@
 #include <memory>
 
 #include "trireme/comm/world.h"
-#include "trireme/gt/session.h"
+#include "trireme/controller/program_runner.h"
 #include "trireme/tensor/numbered_tensors.h"
 
 namespace trireme::controller {
 
-class RankSession : public gt::Session, private tensor::Outside {
+class RankProgram : public ProgramRunner, private tensor::Outside {
  public:
-  explicit RankSession(std::shared_ptr<comm::World> world, bool is_explicit = false);
+  explicit RankProgram(std::shared_ptr<comm::World> world, bool is_explicit = false);
 
   int64_t workers() const override { return world_->size(); }
   void add_signal(const std::string& name, const std::vector<int64_t>& workers) override;
   void submit(const plan::Instruction& instruction) override;
   void flush() override {}
-  void put(int64_t number, int64_t worker, std::string bytes) override;
+  void put(int64_t number, int64_t worker, const std::string& bytes) override;
   /// All ranks ask, and have the value.
-  std::future<std::string> answer(int64_t number, int64_t worker) override;
+  Asked ask(int64_t worker, int64_t bytes) override;
 
   const plan::Placer& placer() const { return tensors_.placer(); }
 
@@ -29,7 +29,7 @@ class RankSession : public gt::Session, private tensor::Outside {
   void answer(int64_t to, const at::Tensor& value) override;
   void share(int64_t number, const plan::TensorType& type);
 
-  struct Asked {
+  struct Waiting {
     int64_t worker = 0;
     std::promise<std::string> promise = {};
   };
@@ -37,7 +37,8 @@ class RankSession : public gt::Session, private tensor::Outside {
   std::shared_ptr<comm::Group> all_;
   tensor::NumberedTensors tensors_;
   std::map<int64_t, std::string> values_;
-  std::map<int64_t, Asked> asked_;
+  std::map<int64_t, Waiting> waiting_;
+  int64_t next_number_ = 1;
   at::Tensor answer_;  ///< of this rank, for the others
 };
 

@@ -68,14 +68,14 @@ std::shared_ptr<Piece> whole_of(std::shared_ptr<Piece> piece) {
   return piece;
 }
 
-Program::Program(std::shared_ptr<Session> session, const std::optional<Signals>& signals, bool is_explicit,
-                 bool auto_shard)
-    : session_(std::move(session)), file_(signals), auto_shard_(auto_shard), placer_(is_explicit) {
+Program::Program(std::shared_ptr<trireme::controller::ProgramRunner> runner,
+                 const std::optional<Signals>& signals, bool is_explicit, bool auto_shard)
+    : runner_(std::move(runner)), file_(signals), auto_shard_(auto_shard), placer_(is_explicit) {
   if (!file_) return;
   stages_ = std::ssize(file_->stages);
-  if (file_->workers() > session_->workers())
+  if (file_->workers() > runner_->workers())
     throw ConfigError("[gt.signals] the file places tensors on {} workers, and {} are there; start as many",
-                      file_->workers(), session_->workers());
+                      file_->workers(), runner_->workers());
 }
 
 const std::shared_ptr<Program>& Program::current() {
@@ -99,13 +99,13 @@ int32_t Program::add_signal(UsedSignal used) {
     if (signals_[i].signal.name == used.signal.name) return static_cast<int32_t>(i);
   }
   placer_.add_signal(used.signal.name, used.signal.workers);
-  session_->add_signal(used.signal.name, used.signal.workers);
+  runner_->add_signal(used.signal.name, used.signal.workers);
   signals_.push_back(std::move(used));
   return static_cast<int32_t>(std::ssize(signals_) - 1);
 }
 
 int32_t Program::default_signal() {
-  return add_signal({.signal = everybody(session_->workers(), auto_shard_)});
+  return add_signal({.signal = everybody(runner_->workers(), auto_shard_)});
 }
 
 int32_t Program::signal_named(const std::string& name) {
@@ -135,7 +135,7 @@ int32_t Program::signal_named(const std::string& name) {
       names.push_back(scope->name);
       if (scope->name != name) continue;
       Signal signal = *scope;
-      if (signal.workers.empty()) signal.workers = everybody(session_->workers(), false).workers;
+      if (signal.workers.empty()) signal.workers = everybody(runner_->workers(), false).workers;
       return add_signal({.signal = signal});
     }
   }
@@ -175,7 +175,7 @@ void Program::send(const Instruction& one, int64_t stage) {
   if (recording_ != nullptr) {
     recording_->push_back({one, stage});
   } else {
-    session_->submit(one);
+    runner_->submit(one);
   }
 }
 
@@ -194,15 +194,24 @@ void Program::send_frees() {
 PlacedInstruction Program::emit(Instruction one, int64_t stage, const std::source_location& where) {
   send_frees();
   one.line = where.line();
-  placer_.set_place(place_of(where));
-  PlacedInstruction placed = placer_.place(one);
-  send(one, stage);
-  return placed;
+  const std::string place = place_of(where);
+  placer_.set_place(place);
+  try {
+    PlacedInstruction placed = placer_.place(one);
+    if (log_)
+      log_->write(place, to_text(one, placer_.signals()), placed,
+                  placer_.groups()[static_cast<size_t>(placed.group)]);
+    send(one, stage);
+    return placed;
+  } catch (const trireme::Error& error) {
+    if (log_) log_->error(error.what());
+    throw;
+  }
 }
 
 void Program::flush() {
   send_frees();
-  session_->flush();
+  runner_->flush();
 }
 
 void Program::record(std::vector<Recorded>* into) {
@@ -211,7 +220,7 @@ void Program::record(std::vector<Recorded>* into) {
 }
 
 void Program::submit(const std::vector<Recorded>& instructions) {
-  for (const Recorded& one : instructions) session_->submit(one.instruction);
+  for (const Recorded& one : instructions) runner_->submit(one.instruction);
 }
 
 /// A weight lies as the signal of its first product says; values from outside lie as activations do; the rest
@@ -264,7 +273,7 @@ void Program::make_at(const NodePtr& tensor, int32_t signal, std::optional<Tenso
     step.output[0] = is_last ? tensor->number : next_++;
     if (step.kind == InstructionKind::kInput) {
       step.attributes.whole[1] = next_outside_++;
-      session_->put(step.attributes.whole[1], used.signal.workers.front(), std::exchange(tensor->value, {}));
+      runner_->put(step.attributes.whole[1], used.signal.workers.front(), std::exchange(tensor->value, {}));
     }
     emit(step, tensor->stage, where);
     if (i > 0) freed_.emplace_back(before, tensor->stage);
@@ -378,11 +387,12 @@ std::future<std::string> Program::fetch(const NodePtr& tensor, const std::source
   make(tensor, where);
   Instruction one{.kind = InstructionKind::kFetch, .inputs = 1};
   one.input[0] = tensor->number;
-  one.attributes.whole[0] = next_outside_++;
-  std::future<std::string> value = session_->answer(one.attributes.whole[0], workers_of(*tensor).front());
+  trireme::controller::ProgramRunner::Asked asked =
+      runner_->ask(workers_of(*tensor).front(), tensor->type.bytes());
+  one.attributes.whole[0] = asked.number;
   emit(one, tensor->stage, where);
-  if (recording_ == nullptr) session_->flush();
-  return value;
+  if (recording_ == nullptr) runner_->flush();
+  return std::move(asked.value);
 }
 
 }  // namespace gt

@@ -10,7 +10,8 @@
 #include <string>
 #include <vector>
 
-#include "trireme/gt/session.h"
+#include "trireme/controller/program_runner.h"
+#include "trireme/gt/instruction_log.h"
 #include "trireme/plan/placer.h"
 #include "trireme/plan/signals.h"
 
@@ -78,8 +79,8 @@ struct UsedSignal {
 
 class Program : public std::enable_shared_from_this<Program> {
  public:
-  Program(std::shared_ptr<Session> session, const std::optional<trireme::plan::Signals>& signals,
-          bool is_explicit, bool auto_shard);
+  Program(std::shared_ptr<trireme::controller::ProgramRunner> runner,
+          const std::optional<trireme::plan::Signals>& signals, bool is_explicit, bool auto_shard);
 
   /// The program that this thread makes. Throws ConfigError where there is none.
   static const std::shared_ptr<Program>& current();
@@ -87,7 +88,7 @@ class Program : public std::enable_shared_from_this<Program> {
   static bool exists();
   static void make_current(std::shared_ptr<Program> program);
 
-  Session& session() { return *session_; }
+  trireme::controller::ProgramRunner& runner() { return *runner_; }
   const UsedSignal& signal(int32_t number) const { return signals_.at(static_cast<size_t>(number)); }
   /// The signal of that name, or the boundary A_to_B. Throws ConfigError with the nearest name.
   int32_t signal_named(const std::string& name);
@@ -114,6 +115,9 @@ class Program : public std::enable_shared_from_this<Program> {
   /// Makes a tensor now, on the workers of the scope, or on all.
   void make(const NodePtr& tensor, const std::source_location& where);
   void flush();
+
+  /// From here on, a line an instruction. Throws as InstructionLog does.
+  void log_to(const std::string& path) { log_ = std::make_unique<InstructionLog>(path); }
 
   bool grad_enabled = true;
 
@@ -151,7 +155,7 @@ class Program : public std::enable_shared_from_this<Program> {
   NodePtr take_gradient(uint32_t number, const NodePtr& as, int64_t stage, int32_t signal,
                         const std::source_location& where);
 
-  std::shared_ptr<Session> session_;
+  std::shared_ptr<trireme::controller::ProgramRunner> runner_;
   std::optional<trireme::plan::Signals> file_;
   bool auto_shard_;
   trireme::plan::Placer placer_;
@@ -159,6 +163,7 @@ class Program : public std::enable_shared_from_this<Program> {
   std::vector<int32_t> scopes_;
   std::vector<std::pair<uint32_t, int64_t>> freed_;
   std::vector<Recorded>* recording_ = nullptr;
+  std::unique_ptr<InstructionLog> log_;
   uint32_t next_ = 0;
   int64_t next_outside_ = 1, backwards_ = 0, stages_ = 0;
 };

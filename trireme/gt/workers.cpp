@@ -1,22 +1,81 @@
 #include "trireme/gt/workers.h"
 
+#include <utility>
+
+#include "trireme/base/error.h"
+#include "trireme/base/log.h"
+#include "trireme/controller/remote_program.h"
 #include "trireme/gt/program.h"
 
 namespace gt {
 
-Workers::Workers(std::shared_ptr<Session> session, const Options& options) : session_(std::move(session)) {
+using trireme::ConfigError;
+using trireme::Environment;
+using trireme::controller::Address;
+using trireme::controller::ClientSettings;
+using trireme::controller::ProgramRunner;
+using trireme::controller::RemoteProgram;
+
+namespace {
+
+/// The variable of ours, or its twin of the document, which is named once.
+std::optional<std::string> either(const Environment& environment, const std::string& name) {
+  const auto ours = environment.get("TRIREME_" + name), theirs = environment.get("GT_" + name);
+  if (!ours && theirs) trireme::log_info("GT_{0}={1} is read as TRIREME_{0}", name, *theirs);
+  return ours ? ours : theirs;
+}
+
+bool is_on(const Environment& environment, const std::string& name) {
+  const std::string value = either(environment, name).value_or("0");
+  if (value == "1" || value == "true" || value == "on") return true;
+  if (value == "0" || value == "false" || value == "off") return false;
+  throw ConfigError("[gt] TRIREME_{} is '{}'; use 1 or 0", name, value);
+}
+
+std::shared_ptr<ProgramRunner> join(Address address, const Options& options, const Environment& environment) {
+  return std::make_shared<RemoteProgram>(
+      ClientSettings{.address = std::move(address), .timeout_s = options.timeout_s}, environment);
+}
+
+}  // namespace
+
+Options Options::from_environment(const Environment& environment) {
+  Options options;
+  options.signals = either(environment, "CONFIG").value_or("");
+  options.instruction_log = either(environment, "INSTRUCTION_LOG").value_or("");
+  options.auto_shard = is_on(environment, "AUTO_SHARD");
+  options.verbose = is_on(environment, "VERBOSE") || is_on(environment, "DEBUG_DISPATCHER");
+  const std::string backend = either(environment, "BACKEND").value_or("auto");
+  options.device = backend == "numpy" ? "cpu" : backend == "pytorch" || backend == "torch" ? "auto" : backend;
+  if (options.device != "cpu" && options.device != "cuda" && options.device != "auto")
+    throw ConfigError("[gt] TRIREME_BACKEND is '{}'; use cpu, cuda or auto", backend);
+  options.command = environment.get("TRIREME_COMMAND").value_or("");
+  return options;
+}
+
+Workers::Workers(std::shared_ptr<ProgramRunner> runner, const Options& options) : runner_(std::move(runner)) {
   std::optional<trireme::plan::Signals> signals;
   if (!options.signals.empty()) signals = trireme::plan::load_signals(options.signals);
-  Program::make_current(
-      std::make_shared<Program>(session_, signals, options.is_explicit, options.auto_shard));
+  auto program = std::make_shared<Program>(runner_, signals, options.is_explicit, options.auto_shard);
+  if (!options.instruction_log.empty()) program->log_to(options.instruction_log);
+  Program::make_current(std::move(program));
 }
 
 Workers::~Workers() {
+  if (!runner_) return;
   Program::make_current(nullptr);
 }
 
 void Workers::flush() {
   Program::current()->flush();
+}
+
+Workers connect(int64_t port, const Options& options) {
+  return {join({.path = {}, .port = port}, options, Environment::process()), options};
+}
+
+Workers connect(const std::string& socket, const Options& options) {
+  return {join({.path = socket, .port = 0}, options, Environment::process()), options};
 }
 
 }  // namespace gt

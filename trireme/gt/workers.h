@@ -5,31 +5,56 @@
 #include <optional>
 #include <string>
 
-#include "trireme/gt/session.h"
+#include "trireme/base/env.h"
+#include "trireme/controller/program_runner.h"
 
 namespace gt {
 
+/// How a program meets its workers. from_environment() reads what the document's variables say:
+/// TRIREME_CONFIG (or GT_CONFIG) names a file of signals, TRIREME_BACKEND (GT_BACKEND) the device, where
+/// "numpy" is the CPU, TRIREME_AUTO_SHARD (GT_AUTO_SHARD) splits what no scope places,
+/// TRIREME_INSTRUCTION_LOG (GT_INSTRUCTION_LOG) names a file for a line an instruction, and TRIREME_VERBOSE
+/// (GT_VERBOSE) or TRIREME_DEBUG_DISPATCHER (GT_DEBUG_DISPATCHER) shows what the server says.
 struct Options {
-  std::string signals = {};  ///< a file of signals (docs/guide/signals.md); empty: scopes need none
-  bool is_explicit = false;  ///< what would move between workers unasked is an error
-  bool auto_shard = false;   ///< outside of scopes tensors are split by rows over all workers
+  std::string signals = {};          ///< a file of signals (docs/guide/signals.md); empty: scopes need none
+  std::string device = "auto";       ///< cpu, cuda, or auto: GPUs where there are some
+  std::string instruction_log = {};  ///< empty: none
+  bool is_explicit = false;          ///< what would move between workers unasked is an error
+  bool auto_shard = false;           ///< outside of scopes tensors are split by rows over all workers
+  bool verbose = false;
+  double timeout_s = 300.0;  ///< of each wait
+  std::string command = {};  ///< the trireme program; empty: TRIREME_COMMAND, beside this program, or in PATH
+
+  /// Throws trireme::ConfigError for values that mean nothing.
+  static Options from_environment(const trireme::Environment& environment = trireme::Environment::process());
 };
 
 /// As long as it lives, this thread's calls make the program of its workers; tensors end with it.
 class [[nodiscard]] Workers {
  public:
   /// Throws trireme::ConfigError where the thread has workers, and as plan::load_signals() does.
-  Workers(std::shared_ptr<Session> session, const Options& options);
+  Workers(std::shared_ptr<trireme::controller::ProgramRunner> runner, const Options& options);
+  Workers(Workers&& other) noexcept = default;
   ~Workers();
   Workers(const Workers&) = delete;
   Workers& operator=(const Workers&) = delete;
+  Workers& operator=(Workers&&) = delete;
 
-  int64_t size() const { return session_->workers(); }
+  int64_t size() const { return runner_->workers(); }
   /// Gives workers what they were not given yet; a fetch does so by itself.
   void flush();
 
  private:
-  std::shared_ptr<Session> session_;
+  std::shared_ptr<trireme::controller::ProgramRunner> runner_;
 };
+
+/// Starts a server and `count` workers on this machine, one a GPU, or on the CPU, and says so. They end with
+/// what it returns. Throws trireme::EnvironmentError without the trireme program, CommError where workers do
+/// not come.
+Workers gpu_workers(int64_t count, const Options& options = Options::from_environment());
+/// Joins a server that 'trireme serve' has started, at its port or its Unix socket. Workers stay for the next
+/// client.
+Workers connect(int64_t port, const Options& options = Options::from_environment());
+Workers connect(const std::string& socket, const Options& options = Options::from_environment());
 
 }  // namespace gt

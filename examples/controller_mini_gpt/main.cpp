@@ -1,0 +1,115 @@
+// The document's demo: a mini-GPT on eight workers, tensor parallelism of two in a pipeline of four stages.
+// One program, this one, drives them; a file of signals says who does what. It starts its workers itself, or
+// joins a server with --port (the document's ten terminals: 'trireme serve -n 8' and eight times 'trireme
+// worker').
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <exception>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "model.h"
+#include "trireme/base/error.h"
+#include "trireme/gt/schedule.h"
+#include "trireme/gt/workers.h"
+
+namespace {
+
+struct Flags {
+  std::map<std::string, std::string> values = {
+      {"--config", ""},     {"--workers", "8"},        {"--port", ""},      {"--batch-size", "32"},
+      {"--seq-len", "128"}, {"--micro-batches", "8"},  {"--steps", "10"},   {"--schedule", "1f1b"},
+      {"--stages", "4"},    {"--num-layers", "8"},     {"--width", "1024"}, {"--heads", "16"},
+      {"--hidden", "4096"}, {"--vocabulary", "50257"}, {"--lr", "0.0003"}};
+
+  int64_t number(const std::string& name) const {
+    char* end = nullptr;
+    const std::string& text = values.at(name);
+    const int64_t value = std::strtoll(text.c_str(), &end, 10);
+    if (text.empty() || *end != 0 || value < 1)
+      throw trireme::ConfigError("{} is '{}', but must be a whole number from 1 on", name, text);
+    return value;
+  }
+
+  void read(int count, char** words) {
+    for (int i = 1; i < count; i += 2) {
+      const auto found = values.find(words[i]);
+      if (found == values.end() || i + 1 == count)
+        throw trireme::ConfigError("'{}' is no flag with a value; flags are {}", words[i], names());
+      found->second = words[i + 1];
+    }
+  }
+
+  std::string names() const {
+    std::string all;
+    for (const auto& [name, value] : values) all += (all.empty() ? "" : ", ") + name;
+    return all;
+  }
+};
+
+/// Words whose successors can be learned: each is a function of the one before it.
+std::vector<int64_t> some_words(int64_t count, int64_t step, int64_t vocabulary) {
+  std::vector<int64_t> words(static_cast<size_t>(count));
+  int64_t word = 17 * step + 1;
+  for (int64_t& one : words) one = word = (5 * word + 3) % std::min<int64_t>(vocabulary, 97);
+  return words;
+}
+
+void train(const Flags& flags) {
+  const mini_gpt::Config config{.layers = flags.number("--num-layers"),
+                                .width = flags.number("--width"),
+                                .heads = flags.number("--heads"),
+                                .hidden = flags.number("--hidden"),
+                                .vocabulary = flags.number("--vocabulary"),
+                                .tokens = flags.number("--seq-len"),
+                                .stages = flags.number("--stages")};
+  const int64_t micro_batches = flags.number("--micro-batches"), batch = flags.number("--batch-size");
+  if (batch % micro_batches != 0)
+    throw trireme::ConfigError("--batch-size {} is no multiple of --micro-batches {}", batch, micro_batches);
+  const int64_t sequences = batch / micro_batches, words = sequences * config.tokens;
+  const mini_gpt::MiniGpt model(config);
+  std::vector<gt::Tensor> parameters;
+  for (const auto& [name, tensor] : model.parameters()) parameters.push_back(tensor);
+  gt::AdamW optimizer(parameters, std::strtod(flags.values.at("--lr").c_str(), nullptr));
+  for (int64_t step = 0; step < flags.number("--steps"); ++step) {
+    const auto begin = std::chrono::steady_clock::now();
+    const std::vector<gt::Tensor> losses =
+        gt::schedule(flags.values.at("--schedule"), micro_batches, [&](int64_t micro_batch) {
+          const auto text = some_words(words + 1, step * micro_batches + micro_batch, config.vocabulary);
+          return model.loss({text.begin(), text.end() - 1}, {text.begin() + 1, text.end()}, sequences);
+        });
+    const gt::Tensor norm = gt::clip_grad_norm(parameters, 1.0);
+    optimizer.step();
+    optimizer.zero_grad();
+    double loss = 0;
+    for (const gt::Tensor& one : losses) loss += one.item() / static_cast<double>(micro_batches);
+    const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
+    std::printf("step %ld  loss %.4f  gradient norm %.4f  %.0f ms  %.0f tokens/s\n",
+                static_cast<long>(step + 1), loss, norm.item(), 1e3 * seconds.count(),
+                static_cast<double>(batch * config.tokens) / seconds.count());
+    std::fflush(stdout);
+  }
+}
+
+}  // namespace
+
+int main(int count, char** words) {
+  try {
+    Flags flags;
+    flags.read(count, words);
+    gt::Options options = gt::Options::from_environment();
+    if (!flags.values.at("--config").empty()) options.signals = flags.values.at("--config");
+    if (options.signals.empty()) options.signals = MINI_GPT_SIGNALS;
+    const gt::Workers workers = flags.values.at("--port").empty()
+                                    ? gt::gpu_workers(flags.number("--workers"), options)
+                                    : gt::connect(flags.number("--port"), options);
+    train(flags);
+    return 0;
+  } catch (const trireme::Error& error) {
+    std::fprintf(stderr, "%s\n", error.what());
+    return static_cast<int>(error.exit_code());
+  }
+}

@@ -1,0 +1,120 @@
+// What a client learns when something goes wrong on the other side, with real processes.
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <csignal>
+#include <filesystem>
+#include <thread>
+
+#include "trireme/base/error.h"
+#include "trireme/controller/remote_program.h"
+#include "trireme/gt/nn.h"
+#include "trireme/gt/workers.h"
+#include "trireme/launch/child.h"
+
+namespace trireme {
+namespace {
+
+/// A server with its workers, and a program of theirs.
+class Served {
+ public:
+  explicit Served(int64_t workers) {
+    const Environment environment = Environment::process();
+    const std::string socket =
+        controller::runtime_folder(environment) + "/test-" + std::to_string(::getpid()) + "-" +
+        std::to_string(std::chrono::steady_clock::now().time_since_epoch().count() % 100000000);
+    server_.emplace(
+        launch::ChildSpec{.program = TRIREME_PROGRAM,
+                          .args = {"serve", "-q", "-n", std::to_string(workers), "--socket", socket,
+                                   "--start-workers", "--device", "cpu", "--timeout", "30"},
+                          .environment = environment});
+    while (!std::filesystem::exists(socket)) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    program_ = std::make_shared<controller::RemoteProgram>(
+        controller::ClientSettings{.address = {.path = socket, .port = 0}, .timeout_s = 30}, environment);
+  }
+
+  const std::shared_ptr<controller::RemoteProgram>& program() const { return program_; }
+  pid_t pid_of(size_t worker) const { return static_cast<pid_t>(program_->worker_list().at(worker).pid); }
+
+ private:
+  std::optional<launch::Child> server_;
+  std::shared_ptr<controller::RemoteProgram> program_;
+};
+
+/// The message of what `body` throws; empty: nothing.
+template <typename Body>
+std::string failure_of(const Body& body) {
+  try {
+    body();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return {};
+}
+
+void expect_says(const std::string& message, const std::vector<std::string>& parts) {
+  for (const std::string& part : parts)
+    EXPECT_TRUE(message.find(part) != std::string::npos) << part << ": " << message;
+}
+
+TEST(Failures, AnInstructionThatFailsIsNamedToTheClient) {
+  const Served served(2);
+  const gt::Workers workers(served.program(), {});
+  const gt::Tensor table = gt::randn({4, 3});
+  const std::string message = failure_of([&] {
+    const gt::Tensor rows = gt::nn::functional::embedding(gt::tensor(std::vector<int64_t>{1, 9}, {2}), table);
+    rows.fetch().floats();
+  });
+  expect_says(message, {"worker", "embedding", "9"});
+  EXPECT_FALSE(failure_of([&] { table.fetch().floats(); }).empty()) << "the session is over";
+}
+
+TEST(Failures, AWorkerThatIsKilledIsNamedToTheClientSoon) {
+  const Served served(2);
+  const gt::Workers workers(served.program(), {});
+  const gt::Tensor ones = gt::ones({2, 2});
+  EXPECT_EQ(ones.sum().item(), 4);
+  const auto begin = std::chrono::steady_clock::now();
+  ::kill(served.pid_of(1), SIGKILL);
+  const std::string message = failure_of([&] {
+    for (int i = 0; i < 1000; ++i) ones.sum().item();
+  });
+  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
+  expect_says(message, {"worker 1"});
+  EXPECT_LT(seconds.count(), 5.0);
+}
+
+TEST(Failures, AStoppedWorkerIsNamedToTheClient) {
+  const Served served(2);
+  const gt::Workers workers(served.program(), {});
+  const gt::Tensor ones = gt::ones({2, 2});
+  EXPECT_EQ(ones.sum().item(), 4);
+  ::kill(served.pid_of(0), SIGSTOP);
+  const std::string message = failure_of([&] { (ones + ones).sum().item(); });
+  expect_says(message, {"worker 0"});
+  ::kill(served.pid_of(0), SIGCONT);
+}
+
+/// Mistakes are errors of the line that has them, before anything is sent.
+TEST(Failures, MistakesAreErrorsOfTheirLines) {
+  const Served served(1);
+  const gt::Workers workers(served.program(), {});
+  const gt::Tensor a = gt::randn({2, 3}), b = gt::randn({2, 3});
+  expect_says(failure_of([&] { gt::matmul(a, b); }), {"3 columns", "2 rows", "lost_worker_test.cpp:"});
+  expect_says(failure_of([&] { a.item(); }), {"one element"});
+  expect_says(failure_of([&] { gt::tensor(std::vector<float>{1, 2}, {3}); }), {"8 bytes", "12"});
+  EXPECT_EQ((a - a).sum().item(), 0) << "the session goes on";
+  expect_says(failure_of([&] { const gt::Workers more(served.program(), {}); }), {"has workers already"});
+}
+
+TEST(Failures, LargeValuesGoBothWays) {
+  const Served served(2);
+  const gt::Workers workers(served.program(), {});
+  std::vector<float> values(1 << 20);
+  for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(i);
+  const gt::Tensor there = gt::tensor(values, {1024, 1024});
+  EXPECT_EQ(there.transpose(0, 1).transpose(0, 1).fetch().floats(), values);
+}
+
+}  // namespace
+}  // namespace trireme

@@ -1,0 +1,34 @@
+#pragma once
+// Whoever runs the instructions of a program: workers behind a dispatcher, or ranks in this process.
+#include <cstdint>
+#include <future>
+#include <string>
+#include <vector>
+
+#include "trireme/plan/instruction.h"
+
+namespace trireme::controller {
+
+class ProgramRunner {
+ public:
+  virtual ~ProgramRunner() = default;
+  virtual int64_t workers() const = 0;
+  /// The next signal of the program. Every one comes before instructions that name it.
+  virtual void add_signal(const std::string& name, const std::vector<int64_t>& workers) = 0;
+  /// The next instruction. Returns at once, unless workers are far behind. Throws CommError that names the
+  /// worker and the cause where an earlier instruction has failed.
+  virtual void submit(const plan::Instruction& instruction) = 0;
+  /// Instructions may be collected before they leave; now they leave.
+  virtual void flush() = 0;
+  /// The bytes of the value with which `worker` is to begin an input from `number`.
+  virtual void put(int64_t number, int64_t worker, const std::string& bytes) = 0;
+
+  struct Asked {
+    int64_t number = 0;              ///< of the fetch
+    std::future<std::string> value;  ///< throws as submit() does
+  };
+  /// Announces a fetch of so many bytes from `worker`, before its instruction is submitted.
+  virtual Asked ask(int64_t worker, int64_t bytes) = 0;
+};
+
+}  // namespace trireme::controller

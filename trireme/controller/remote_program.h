@@ -1,0 +1,40 @@
+#pragma once
+// A program whose instructions go to workers behind a dispatcher.
+#include <map>
+#include <memory>
+
+#include "trireme/controller/client_session.h"
+#include "trireme/controller/program_runner.h"
+
+namespace trireme::controller {
+
+class RemoteProgram : public ProgramRunner {
+ public:
+  /// Throws as ClientSession does.
+  RemoteProgram(ClientSettings settings, const Environment& environment);
+  ~RemoteProgram() override;
+
+  int64_t workers() const override { return std::ssize(session_->workers()); }
+  const std::vector<WorkerInfo>& worker_list() const { return session_->workers(); }
+  void add_signal(const std::string& name, const std::vector<int64_t>& workers) override;
+  void submit(const plan::Instruction& instruction) override;
+  void flush() override { session_->flush(); }
+  /// Returns when the worker has the bytes, which go to it directly.
+  void put(int64_t number, int64_t worker, const std::string& bytes) override;
+  /// Values above kMostAnswer come from the worker directly.
+  Asked ask(int64_t worker, int64_t bytes) override;
+
+  /// Waits until all workers have done all that was submitted. Throws CommError.
+  void wait();
+
+ private:
+  class BulkLines;
+
+  std::shared_ptr<ClientSession> session_;
+  std::shared_ptr<BulkLines> lines_;
+  uint32_t signals_ = 0;
+  uint64_t submitted_ = 0;
+  std::string bytes_;
+};
+
+}  // namespace trireme::controller

@@ -1,0 +1,122 @@
+#include "trireme/controller/worker_program.h"
+
+#include <fmt/format.h>
+
+#include <optional>
+#include <utility>
+#include <variant>
+
+#include "trireme/base/error.h"
+#include "trireme/base/heartbeat.h"
+#include "trireme/comm/world.h"
+#include "trireme/controller/worker_values.h"
+#include "trireme/tensor/numbered_tensors.h"
+
+namespace trireme::controller {
+namespace {
+
+/// How long next() waits before it looks whether the process should still be there.
+constexpr double kIdle_s = 1.0;
+
+/// Values by way of the client's direct connection; small answers by way of the dispatcher.
+class LinkedValues : public tensor::Outside {
+ public:
+  LinkedValues(WorkerLink& link, double timeout_s) : link_(link), timeout_s_(timeout_s) {}
+
+  at::Tensor value(int64_t from, const plan::TensorType& type) override {
+    return tensor_of(link_.take_bulk(static_cast<uint64_t>(from), timeout_s_), type);
+  }
+
+  void answer(int64_t to, const at::Tensor& value) override {
+    const auto request = static_cast<uint64_t>(to);
+    if (value.nbytes() <= kMostAnswer) return link_.answer(request, bytes_of(value));
+    link_.offer_bulk(request, bytes_of(value));
+    link_.answer(request, {});
+  }
+
+ private:
+  WorkerLink& link_;
+  double timeout_s_;
+};
+
+/// Runs what the link gives.
+class Worker {
+ public:
+  Worker(WorkerLink& link, comm::World& world)
+      : link_(link), world_(world), values_(link, world.timeout_s()) {}
+
+  void run() {
+    while (!over_) {
+      std::optional<WorkItem> item = link_.next(kIdle_s);
+      if (item) std::visit([this](const auto& one) { take(one); }, *item);
+    }
+  }
+
+ private:
+  void take(const SessionBegin&) {
+    executed_ = 0;
+    tensors_ = std::make_unique<tensor::NumberedTensors>(world_, values_);
+  }
+  void take(const SessionEnd&) { tensors_.reset(); }
+  void take(const Text&) {}
+  void take(const Bye&) { over_ = true; }
+
+  void take(const Scope& scope) {
+    in_words("signal " + scope.name, [&] {
+      tensors_->add_signal(scope.name, {scope.workers.begin(), scope.workers.end()});
+    });
+  }
+
+  void take(const Instructions& instructions) {
+    std::string_view left = instructions.bytes;
+    for (uint32_t i = 0; i < instructions.count; ++i) {
+      const plan::Instruction one = plan::take_instruction(left);
+      try {
+        tensors_->run(one);
+      } catch (...) {
+        in_words(to_text(one, tensors_->placer().signals()), [] { throw; });
+      }
+      beat();
+      link_.progress(++executed_);
+    }
+  }
+
+  /// Tells the client what failed before this worker ends.
+  template <typename Body>
+  void in_words(const std::string& what, const Body& body) {
+    try {
+      body();
+    } catch (const Error& error) {
+      fail(what, static_cast<int64_t>(error.exit_code()), error.what());
+    } catch (const c10::OutOfMemoryError& error) {
+      fail(what, static_cast<int64_t>(ExitCode::kOutOfMemory), error.what_without_backtrace());
+    } catch (const c10::Error& error) {
+      fail(what, static_cast<int64_t>(ExitCode::kFailed), error.what_without_backtrace());
+    }
+  }
+
+  [[noreturn]] void fail(const std::string& what, int64_t code, const std::string& why) {
+    const std::string text = fmt::format("instruction {} '{}': {}", executed_, what, why);
+    link_.failed(code, text);
+    throw Error(static_cast<ExitCode>(code),
+                fmt::format("[controller.worker] worker {}: {}", link_.number(), text));
+  }
+
+  WorkerLink& link_;
+  comm::World& world_;
+  LinkedValues values_;
+  std::unique_ptr<tensor::NumberedTensors> tensors_;
+  uint64_t executed_ = 0;
+  bool over_ = false;
+};
+
+}  // namespace
+
+void run_worker(WorkerSettings settings, c10::Device device, double timeout_s,
+                const Environment& environment) {
+  WorkerLink link(std::move(settings), environment);
+  const std::shared_ptr<comm::World> world = comm::World::join(link.world(), device, timeout_s);
+  Worker(link, *world).run();
+}
+
+}  // namespace trireme::controller

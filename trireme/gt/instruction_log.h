@@ -1,0 +1,26 @@
+#pragma once
+// A line an instruction, for people and for grep: what it is, where it stands in the program, who does it,
+// how its results are placed, and the bytes that move. Private to gt/*.cpp.
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "trireme/plan/placer.h"
+
+namespace gt {
+
+class InstructionLog {
+ public:
+  /// Throws trireme::EnvironmentError for a file that cannot be written.
+  explicit InstructionLog(const std::string& path);
+
+  void write(const std::string& place, const std::string& instruction,
+             const trireme::plan::PlacedInstruction& placed, const std::vector<int64_t>& workers);
+  void error(const std::string& what);
+
+ private:
+  std::ofstream file_;
+  int64_t lines_ = 0;
+};
+
+}  // namespace gt
