@@ -107,9 +107,9 @@ std::string heading(const SignalsView& view, int64_t columns) {
     table.add_row({"model", fmt::format("{}, micro-batches of {} x {} tokens", view.model,
                                         view.batch.micro_batch, view.seq_len)});
   }
-  table.add_row({"runs", view.keys.empty() ? "nothing yet: no command takes a file of signals to its workers"
-                                           : "'trireme train' with these keys; no command takes a file of "
-                                             "signals to its workers yet"});
+  table.add_row({"runs", view.keys.empty() ? "a program of your own, by TRIREME_CONFIG"
+                                           : "'trireme train' with these keys; a program of your own, by "
+                                             "TRIREME_CONFIG"});
   return table.to_string(columns);
 }
 
