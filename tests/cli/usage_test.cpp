@@ -26,6 +26,7 @@ std::vector<std::vector<std::string>> all_commands() {
   std::vector<std::vector<std::string>> commands = {{},
                                                     {"plan", "policy"},
                                                     {"plan", "step"},
+                                                    {"plan", "time"},
                                                     {"plan", "mesh"},
                                                     {"plan", "placements"},
                                                     {"plan", "signals"},

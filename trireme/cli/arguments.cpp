@@ -47,6 +47,7 @@ const std::vector<ConfigVerb>& config_verbs() {
       {"data inspect", {"data.tokenizer", "data.seq_len"}},
       {"pipeline stages"},
       {"plan step"},
+      {"plan time"},
       {"plan mesh"},
       {"plan placements"},
       {"plan signals"},

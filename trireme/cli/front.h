@@ -62,6 +62,7 @@ void add_plan_mesh(CLI::App& plan, Front& front);
 void add_plan_placements(CLI::App& plan, Front& front);
 void add_plan_signals(CLI::App& plan, Front& front);
 void add_plan_step(CLI::App& plan, Front& front);
+void add_plan_time(CLI::App& plan, Front& front);
 void add_pipeline(CLI::App& app, Front& front);
 void add_lab(CLI::App& app, Front& front);
 void add_ps(CLI::App& app, Front& front);

@@ -81,6 +81,7 @@ void add_plan(CLI::App& app, Front& front) {
     };
   });
   add_plan_step(*verb, front);
+  add_plan_time(*verb, front);
   add_plan_mesh(*verb, front);
   add_plan_placements(*verb, front);
   add_plan_signals(*verb, front);

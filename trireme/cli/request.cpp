@@ -13,6 +13,7 @@ NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(DataOptions, action, path, format, train, tes
                                    sheet, side, images, rounds)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(BenchCommOptions, device, mib, rounds)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(ControllerOptions, address, device, number, timeout_s)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(RatesOptions, device, file)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(BenchPipelineOptions, device, schedules, micro_batches, micro_batch_size,
                                    chunks, warmup, steps, study, timeline, details)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(ToyPipelineMode, name, micro_batches, window, blocking)
@@ -20,7 +21,7 @@ NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(ToyPipelineOptions, device, schedule, modes, 
                                    depth, steps, seed, lr, study, timeline)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Request, verb, config, run_dir, runs_root, resume, resume_from, attempt,
                                    ranks, finishes, command, json, quiet, silent, generate, eval, data,
-                                   bench_comm, bench_pipeline, toy_pipeline, controller)
+                                   bench_comm, bench_pipeline, toy_pipeline, controller, rates)
 
 std::string to_json(const Request& request) {
   try {

@@ -33,6 +33,12 @@ struct BenchCommOptions {
   int64_t rounds = 5;        ///< alternations of all cases
 };
 
+/// Of a measurement of this machine's rates.
+struct RatesOptions {
+  std::string device = "cpu";
+  std::string file;  ///< that rank 0 writes
+};
+
 struct BenchPipelineOptions {
   std::string device = "cpu";
   std::vector<std::string> schedules;  ///< as plan::ScheduleName has them
@@ -83,7 +89,7 @@ struct ControllerOptions {
 };
 
 struct Request {
-  /// train, generate, eval, data, bench_comm, bench_pipeline, toy_pipeline, controller or probe
+  /// train, generate, eval, data, bench_comm, bench_pipeline, toy_pipeline, controller, rates or probe
   std::string verb = {};
   std::string config;   ///< resolved YAML (train, eval, bench_pipeline, toy_pipeline)
   std::string run_dir;  ///< made by the front command; empty: rank 0 makes one below `runs_root`
@@ -104,6 +110,7 @@ struct Request {
   BenchPipelineOptions bench_pipeline = {};
   ToyPipelineOptions toy_pipeline = {};
   ControllerOptions controller = {};
+  RatesOptions rates = {};
 };
 
 std::string to_json(const Request& request);

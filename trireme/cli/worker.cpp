@@ -39,6 +39,7 @@ int run(const Environment& environment) {
   if (request.verb == "toy_pipeline") return worker_toy_pipeline(request, environment);
   if (request.verb == "controller") return cli::worker_controller(request, environment);
   if (request.verb == "probe") return cli::worker_probe();
+  if (request.verb == "rates") return cli::worker_rates(request, environment);
   throw LogicError("[cli.worker] verb '{}' is unknown", request.verb);
 }
 

@@ -24,5 +24,7 @@ int worker_toy_pipeline(const Request& request, const Environment& environment);
 int worker_controller(const Request& request, const Environment& environment);
 /// Prints one JSON object: torch, GPUs, NCCL, threads, loaded libraries.
 int worker_probe();
+/// Measures the rates of this machine (plan/rates.h) on all ranks at once; rank 0 writes them to a file.
+int worker_rates(const Request& request, const Environment& environment);
 
 }  // namespace trireme::cli

@@ -1,0 +1,217 @@
+// Predicted times of steps: laws that hold whatever the rates are, and numbers that can be had in another
+// way.
+#include "trireme/plan/step_time.h"
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <numeric>
+
+#include "trireme/base/env.h"
+#include "trireme/base/error.h"
+#include "trireme/plan/memory.h"
+#include "trireme/plan/pipeline.h"
+#include "trireme/plan/simulate.h"
+
+namespace trireme::plan {
+namespace {
+
+Config timed_config(std::vector<std::string> overrides) {
+  std::vector<std::string> all = {"model.preset=gpt-tiny", "train.global_batch=16", "train.micro_batch=2"};
+  all.insert(all.end(), overrides.begin(), overrides.end());
+  return load({.overrides = std::move(all)}, Environment()).config;
+}
+
+StepTime timed(const std::vector<std::string>& overrides, int64_t ranks, const Rates& rates) {
+  return step_time(timed_config(overrides), ranks, rates.on_gpu ? Device::kCuda : Device::kCpu, rates);
+}
+
+double sum_of_causes(const RankSeconds& rank) {
+  return std::accumulate(rank.causes.begin(), rank.causes.end(), 0.0);
+}
+
+Rates with_links(Rates rates, double factor) {
+  for (std::vector<LinkRate>* const links : {&rates.links.gather, &rates.links.reduce}) {
+    for (LinkRate& link : *links) link.bytes_per_s *= factor;
+  }
+  rates.links.send.bytes_per_s *= factor;
+  rates.links.between.bytes_per_s *= factor;
+  return rates;
+}
+
+const std::vector<std::vector<std::string>> kWays = {{"parallel.policy=ddp"},
+                                                     {"parallel.policy=zero1"},
+                                                     {"parallel.policy=zero2"},
+                                                     {"parallel.policy=fsdp"},
+                                                     {"parallel.policy=fsdp", "memory.recompute=block"},
+                                                     {"parallel.policy=ddp", "parallel.bucket_mib=1"},
+                                                     {"parallel.tp=2"},
+                                                     {"parallel.cp=2"},
+                                                     {"parallel.pp=2"},
+                                                     {"parallel.pp=2", "pipeline.schedule=zb_v"},
+                                                     {"parallel.pp=2", "parallel.policy=fsdp"}};
+
+TEST(StepTime, IsTheSumOfItsCausesOnEveryRank) {
+  for (const Rates& rates : {usual_rates(Device::kCpu), usual_rates(Device::kCuda, "h200")}) {
+    for (const std::vector<std::string>& way : kWays) {
+      const StepTime time = timed(way, 4, rates);
+      EXPECT_GT(time.seconds, 0.0);
+      for (const RankSeconds& rank : time.ranks) {
+        EXPECT_NEAR(sum_of_causes(rank), time.seconds, 1e-9 * time.seconds) << way.front();
+        for (const double cause : rank.causes) EXPECT_GE(cause, 0.0) << way.front();
+        EXPECT_LE(rank.exposed(), rank.communicating + 1e-12) << way.front();
+      }
+    }
+  }
+}
+
+/// Sums in another order.
+constexpr double kRounding = 1e-12;
+
+TEST(StepTime, IsNeverShorterOnSlowerLinks) {
+  for (const Rates& rates : {usual_rates(Device::kCpu), usual_rates(Device::kCuda, "h100")}) {
+    for (const std::vector<std::string>& way : kWays) {
+      const double usual = timed(way, 4, rates).seconds;
+      const double slow = timed(way, 4, with_links(rates, 0.5)).seconds;
+      const double slowest = timed(way, 4, with_links(rates, 1e-4)).seconds;
+      EXPECT_GE(slow, usual * (1.0 - kRounding)) << way.front();
+      EXPECT_GT(slowest, 1.01 * usual) << way.front();
+    }
+  }
+}
+
+TEST(StepTime, GrowsWithWork) {
+  const Rates rates = usual_rates(Device::kCpu);
+  const double base = timed({}, 1, rates).seconds;
+  for (const char* const more :
+       {"model.n_layers=5", "model.d_model=256", "data.seq_len=256", "train.global_batch=32",
+        "model.vocab_size=1000", "model.d_ff=1024", "memory.recompute=block"})
+    EXPECT_GT(timed({more}, 1, rates).seconds, 1.001 * base) << more;
+}
+
+TEST(StepTime, OfOneRankHasNoCommunication) {
+  const StepTime time = timed({"parallel.policy=fsdp"}, 1, usual_rates(Device::kCpu));
+  ASSERT_EQ(time.ranks.size(), 1u);
+  EXPECT_EQ(time.ranks[0].communicating, 0.0);
+  EXPECT_EQ(time.ranks[0].exposed(), 0.0);
+  EXPECT_EQ(time.idle(), 0.0);
+}
+
+TEST(StepTime, CountsMicroBatchesThatTheProgramDoesNotShow) {
+  const Rates rates = usual_rates(Device::kCpu);
+  std::vector<double> seconds;
+  for (const int64_t batch : {6, 8, 10, 40})
+    seconds.push_back(timed({fmt::format("train.global_batch={}", batch)}, 1, rates).seconds);
+  const double each = seconds[1] - seconds[0];
+  EXPECT_GT(each, 0.0);
+  EXPECT_NEAR(seconds[2] - seconds[1], each, 1e-9 * seconds[0]);
+  EXPECT_NEAR(seconds[3] - seconds[2], 15.0 * each, 1e-9 * seconds[3]);
+}
+
+TEST(StepTime, IsShorterWhereCommunicationRunsBesideComputation) {
+  const Rates rates = usual_rates(Device::kCuda, "h200");
+  const std::vector<std::string> large = {"model.preset=llama-1b", "data.seq_len=4096",
+                                          "train.global_batch=8",  "train.micro_batch=2",
+                                          "parallel.policy=fsdp",  "precision.compute=bf16"};
+  const StepTime beside = timed(large, 4, rates);
+  std::vector<std::string> apart = large;
+  apart.emplace_back("parallel.overlap=false");
+  const StepTime serial = timed(apart, 4, rates);
+  const RankSeconds &one = beside.ranks[0], &other = serial.ranks[0];
+  EXPECT_LT(beside.seconds, serial.seconds);
+  EXPECT_NEAR(other.exposed(), other.communicating, 1e-9);
+  EXPECT_LT(one.exposed(), 0.5 * one.communicating);
+  EXPECT_GT(beside.mfu, 0.2);
+  EXPECT_LT(beside.mfu, 0.75);
+}
+
+TEST(StepTime, OfMoreTransfersInFp32IsNotShorter) {
+  const Rates rates = with_links(usual_rates(Device::kCpu), 0.1);
+  EXPECT_GT(timed({"precision.compute=fp32"}, 2, rates).ranks[0].communicating,
+            timed({"precision.compute=bf16"}, 2, rates).ranks[0].communicating);
+}
+
+/// A pass of a stage takes one second, and half a backward pass too; nothing else takes time.
+std::vector<ActionCosts> equal_costs(const std::vector<StepProgram>& programs) {
+  const Work one{TimeCause::kProducts, 1.0};
+  std::vector<ActionCosts> all;
+  for (const StepProgram& program : programs) {
+    ActionCosts& costs = all.emplace_back();
+    for (const ProgramUnit& unit : program.units) {
+      const bool begins_stage = unit.name.starts_with(kRootUnit);
+      costs.work.push_back(begins_stage ? UnitWork{{one}, {one}, {one}} : UnitWork{});
+    }
+  }
+  return all;
+}
+
+TEST(StepTime, OfAPipelineIsTheSimulatorsForEqualCosts) {
+  for (const ScheduleName schedule : all_values<ScheduleName>()) {
+    const Config config = timed_config({"parallel.pp=4", "pipeline.micro_batches=8", "model.n_layers=16",
+                                        fmt::format("pipeline.schedule={}", schedule)});
+    const MeshShape mesh = MeshShape::fit(config.parallel, 4);
+    const BatchPlan batch = plan_batch(config, mesh);
+    const PipelinePlan plan = plan_pipeline(config, batch);
+    const std::vector<StepProgram> programs =
+        config_programs(config, describe(config.model, config.data.seq_len), batch,
+                        engine_setting(config, mesh, batch.accumulation), plan);
+    const StepTime time = time_of_programs(programs, equal_costs(programs),
+                                           {.transfer_s = [](const Transfer&) { return 0.0; }});
+    const Simulation simulated = simulate(plan.schedule);
+    EXPECT_NEAR(time.seconds, simulated.makespan, 1e-9) << name(schedule);
+    EXPECT_NEAR(time.idle(), 1.0 - simulated.efficiency(), 1e-9) << name(schedule);
+  }
+}
+
+TEST(StepTime, OfMessagesThatNeverComeIsRefused) {
+  const Config config = timed_config({"parallel.pp=2", "pipeline.micro_batches=8"});
+  const MeshShape mesh = MeshShape::fit(config.parallel, 2);
+  const BatchPlan batch = plan_batch(config, mesh);
+  std::vector<StepProgram> programs =
+      config_programs(config, describe(config.model, config.data.seq_len), batch,
+                      engine_setting(config, mesh, batch.accumulation), plan_pipeline(config, batch));
+  std::erase_if(programs[0].actions, [](const Action& action) { return action.kind == ActionKind::kSend; });
+  EXPECT_THROW(
+      time_of_programs(programs, equal_costs(programs), {.transfer_s = [](const Transfer&) { return 0.0; }}),
+      ConfigError);
+}
+
+TEST(StepTime, OfImagesIsRefused) {
+  const Config config = load({.overrides = {"model.preset=resnet18-cifar"}}, Environment()).config;
+  EXPECT_THROW(step_time(config, 1, Device::kCpu, usual_rates(Device::kCpu)), ConfigError);
+}
+
+/// The products of a model, without attention, are the FLOPs that its facts count, at one rate for all.
+TEST(UnitWork, HasTheFlopsOfTheModelsFacts) {
+  constexpr double kFlops = 1e9;
+  Rates rates = usual_rates(Device::kCpu);
+  ProductGrid grid{.m = {1, 1 << 20}, .n = {1, 1 << 20}, .k = {1, 1 << 20}, .seconds = {}};
+  for (const int64_t m : grid.m) {
+    for (const int64_t n : grid.n) {
+      for (const int64_t k : grid.k)
+        grid.seconds.push_back(2.0 * static_cast<double>(m) * static_cast<double>(n) *
+                               static_cast<double>(k) / kFlops);
+    }
+  }
+  rates.products["fp32"] = {grid, grid, grid};
+  rates.attention["fp32"] = {{128, 32, kFlops, kFlops}};
+  for (const char* const preset : {"gpt-tiny", "llama-tiny"}) {
+    const std::string model = fmt::format("model.preset={}", preset);
+    const Config config = timed_config({model});
+    const StepTime time = step_time(config, 1, Device::kCpu, rates);
+    const double flops =
+        describe(config.model, config.data.seq_len).flops_per_token * static_cast<double>(time.tokens);
+    const RankSeconds& rank = time.ranks[0];
+    EXPECT_NEAR(rank[TimeCause::kProducts] + rank[TimeCause::kAttention], flops / kFlops,
+                1e-6 * flops / kFlops)
+        << preset;
+    const Config half = timed_config({model, "parallel.tp=2"});
+    const RankSeconds cut = step_time(half, 2, Device::kCpu, rates).ranks[0];
+    EXPECT_NEAR(cut[TimeCause::kProducts] + cut[TimeCause::kAttention], 0.5 * flops / kFlops,
+                1e-6 * flops / kFlops)
+        << preset;
+  }
+}
+
+}  // namespace
+}  // namespace trireme::plan

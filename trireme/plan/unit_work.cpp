@@ -1,0 +1,294 @@
+#include "trireme/plan/unit_work.h"
+
+#include <algorithm>
+#include <optional>
+
+#include "trireme/base/error.h"
+#include "trireme/plan/family_parts.h"
+#include "trireme/plan/fp8.h"
+#include "trireme/plan/model_family.h"
+#include "trireme/plan/tensor_split.h"
+
+namespace trireme::plan {
+namespace {
+
+/// A linear layer of a unit: neighbours in memory on one input are one product.
+struct LinearWork {
+  int64_t in = 0, out = 0;
+  bool frozen = false;
+  std::optional<BlockLayer> layer = {};
+};
+
+bool is_matrix(const ParamSpec& param) {
+  return param.shape.size() == 2;
+}
+
+std::vector<LinearWork> linear_layers_of(const UnitSpec& unit, bool in_out) {
+  std::vector<LinearWork> layers;
+  for (const ParamSpec& param : unit.params) {
+    if (!is_matrix(param)) continue;
+    // Adapters lie as (out, in) in every family.
+    const bool turned = in_out && param.layer.has_value();
+    const LinearWork one{.in = param.shape[turned ? 0 : 1],
+                         .out = param.shape[turned ? 1 : 0],
+                         .frozen = param.frozen,
+                         .layer = param.layer};
+    const bool joins = !layers.empty() && one.layer && layers.back().layer == one.layer;
+    joins ? void(layers.back().out += one.out) : layers.push_back(one);
+  }
+  return layers;
+}
+
+bool has_param(const UnitSpec& unit, const std::string& name, bool copies) {
+  return std::ranges::any_of(unit.params, [&](const ParamSpec& param) {
+    return param.name == name && (copies || param.part.copy == 0);
+  });
+}
+
+/// Whether it is added to the output of a linear layer of the unit; norms have biases, too.
+bool is_bias_of_layer(const ParamSpec& param, const UnitSpec& unit) {
+  constexpr std::string_view kBias = "bias";
+  if (param.shape.size() != 1 || !param.name.ends_with(kBias)) return false;
+  const std::string weight = param.name.substr(0, param.name.size() - kBias.size()) + "weight";
+  return std::ranges::any_of(
+      unit.params, [&](const ParamSpec& other) { return other.name == weight && is_matrix(other); });
+}
+
+/// Adds up the operations of the units of one rank.
+class WorkCounter {
+ public:
+  WorkCounter(const Config& config, const ModelFacts& facts, const BatchPlan& batch, Device device,
+              const Rates& rates)
+      : config_(config),
+        facts_(facts),
+        held_(split_model(complete(config.model, config.data.seq_len), facts.split)),
+        family_(record_of(config.model.family)),
+        rates_(rates),
+        dtype_(rate_dtype(config.precision.compute)),
+        memory_(rates.memory_of(dtype_)),
+        on_gpu_(device == Device::kCuda),
+        element_(static_cast<double>(bytes_of(config.precision.compute))),
+        tokens_(static_cast<double>(batch.micro_batch * config.data.seq_len / facts.split.contexts)),
+        rows_(tokens_ / static_cast<double>(facts.split.ranks)) {}
+
+  UnitWork block(const UnitSpec& unit, int64_t layer);
+  void add_words(UnitWork& work, const UnitSpec& root) const;
+  void add_head(UnitWork& work, const ParamSpec& weight) const;
+  /// The norm before the head, and whatever vectors a unit has.
+  void add_norms(UnitWork& work, const UnitSpec& unit) const;
+
+ private:
+  double pass_of(double features, double rows, double rate) const {
+    return features * rows * element_ / rate;
+  }
+  void add_linear(UnitWork& work, const LinearWork& layer, bool fp8) const;
+  void add_attention(UnitWork& work) const;
+  void add_activation(UnitWork& work, double inner) const;
+  void add_again(UnitWork& work, const UnitSpec& unit, int64_t layer) const;
+
+  const Config& config_;
+  const ModelFacts& facts_;
+  ModelConfig held_;
+  const ModelFamilyRecord& family_;
+  const Rates& rates_;
+  std::string dtype_;
+  const MemoryRates& memory_;
+  bool on_gpu_;
+  double element_;
+  double tokens_;  ///< of a micro-batch, whose products a rank computes parts of
+  double rows_;    ///< of which it has all features
+};
+
+void WorkCounter::add_linear(UnitWork& work, const LinearWork& layer, bool fp8) const {
+  const auto in = static_cast<double>(layer.in), out = static_cast<double>(layer.out);
+  const std::string dtype = fp8 ? "fp8" : dtype_;
+  const auto product = [&](std::vector<Work>& to, ProductPass pass, double m, double n, double k) {
+    to.push_back({TimeCause::kProducts, rates_.product(dtype, pass, m, n, k)});
+  };
+  // Each operand is cast once for the products along its rows and once along its columns.
+  constexpr double kCast = 2.0;
+  if (fp8) work.forward.push_back({TimeCause::kMemory, tokens_ * in * (element_ + kCast) / memory_.add});
+  // Weights that lie as (in, out) have gradients that do, too.
+  const bool turned = family_.in_out && layer.layer.has_value();
+  product(work.forward, turned ? ProductPass::kInput : ProductPass::kForward, tokens_, out, in);
+  if (fp8)
+    work.backward_input.push_back({TimeCause::kMemory, tokens_ * out * (element_ + kCast) / memory_.add});
+  product(work.backward_input, turned ? ProductPass::kForward : ProductPass::kInput, tokens_, in, out);
+  if (layer.frozen) return;
+  product(work.backward_weight, ProductPass::kWeight, turned ? in : out, turned ? out : in, tokens_);
+}
+
+void WorkCounter::add_attention(UnitWork& work) const {
+  const AttentionRate rate = rates_.attention_of(dtype_, config_.data.seq_len, head_dim(held_));
+  const double flops =
+      2.0 * static_cast<double>(config_.data.seq_len) * static_cast<double>(query_width(held_)) * tokens_;
+  work.forward.push_back({TimeCause::kAttention, flops / rate.forward});
+  work.backward_input.push_back({TimeCause::kAttention, 2.0 * flops / rate.backward});
+  if (!family_.rotates) return;
+  const auto turned = static_cast<double>(2 * (query_width(held_) + kv_width(held_)));
+  work.forward.push_back({TimeCause::kMemory, pass_of(turned, tokens_, memory_.add)});
+  work.backward_input.push_back({TimeCause::kMemory, pass_of(turned, tokens_, memory_.add)});
+}
+
+/// A gate doubles what the activation reads: features of the layer before it, of which `inner` are made.
+void WorkCounter::add_activation(UnitWork& work, double inner) const {
+  const auto out = static_cast<double>(held_.d_ff);
+  work.forward.push_back({TimeCause::kMemory, pass_of(inner + out, tokens_, memory_.activation)});
+  work.backward_input.push_back(
+      {TimeCause::kMemory, pass_of(2.0 * inner + out, tokens_, memory_.activation_backward)});
+}
+
+/// Forward a norm reads and writes a row, and with the sum before it twice as much. Backward it reads the
+/// input, its gradient and that of the sum, and writes one.
+void WorkCounter::add_norms(UnitWork& work, const UnitSpec& unit) const {
+  bool first = true;
+  for (const ParamSpec& param : unit.params) {
+    if (param.shape.size() != 1 || !param.name.ends_with(".weight")) continue;
+    const auto width = static_cast<double>(param.shape.front());
+    work.forward.push_back({TimeCause::kMemory, pass_of((first ? 2.0 : 4.0) * width, rows_, memory_.norm)});
+    work.backward_input.push_back({TimeCause::kMemory, pass_of(4.0 * width, rows_, memory_.norm_backward)});
+    first = false;
+  }
+}
+
+void WorkCounter::add_again(UnitWork& work, const UnitSpec& unit, int64_t layer) const {
+  const Recompute how = config_.memory.recompute;
+  if (layer % config_.memory.recompute_every != 0 || how == Recompute::kNone) return;
+  const bool whole = computes_blocks_again(how);
+  const bool drops = family_.drops && held_.dropout > 0.0;
+  double seconds = 0.0, last_product = 0.0;
+  for (const Work& one : work.forward) {
+    const bool kept = one.cause == TimeCause::kAttention && how == Recompute::kAllButAttention;
+    const bool cheap = one.cause == TimeCause::kMemory;
+    if (one.cause == TimeCause::kProducts) last_product = one.seconds;
+    if (cheap || (whole && !kept)) seconds += one.seconds;
+  }
+  const bool ends_block = std::ranges::any_of(
+      unit.params, [](const ParamSpec& param) { return param.layer == BlockLayer::kFeedForwardOut; });
+  // Nothing reads the output of the block's last product, unless dropout follows.
+  if (whole && family_.attends && ends_block && !drops) seconds -= last_product;
+  work.backward_input.insert(work.backward_input.begin(), {TimeCause::kAgain, seconds});
+}
+
+UnitWork WorkCounter::block(const UnitSpec& unit, int64_t layer) {
+  UnitWork work;
+  add_norms(work, unit);
+  const bool fp8 = multiplies_in_fp8(config_.precision.fp8, layer, config_.model.n_layers);
+  for (const LinearWork& linear : linear_layers_of(unit, family_.in_out)) {
+    if (linear.layer == BlockLayer::kAttentionOutput && family_.attends) add_attention(work);
+    if (linear.layer == BlockLayer::kFeedForwardOut)
+      add_activation(work, static_cast<double>(held_.d_ff) * (family_.rotates ? 2.0 : 1.0));
+    add_linear(work, linear, fp8 && linear.layer.has_value());
+  }
+  // The gradient of a bias sums the rows of that of the output.
+  double biased = 0.0;
+  for (const ParamSpec& param : unit.params) {
+    if (is_bias_of_layer(param, unit)) biased += static_cast<double>(param.shape.front());
+  }
+  if (biased > 0.0)
+    work.backward_weight.push_back({TimeCause::kMemory, pass_of(biased, tokens_, memory_.add)});
+  add_again(work, unit, layer);
+  return work;
+}
+
+/// A lookup reads and writes a row of each token; its gradient, of all words, is set to zero first.
+void WorkCounter::add_words(UnitWork& work, const UnitSpec& root) const {
+  const auto width = static_cast<double>(held_.d_model);
+  double tables = 0.0, words = 0.0;
+  for (const ParamSpec& param : root.params) {
+    if (!is_matrix(param) || param.part.copy != 0) continue;
+    tables += 1.0;
+    if (!param.frozen) words += static_cast<double>(param.numel());
+  }
+  work.forward.push_back({TimeCause::kMemory, pass_of(3.0 * tables * width, rows_, memory_.copy)});
+  if (words > 0.0)
+    work.backward_weight.push_back({TimeCause::kMemory, pass_of(3.0 * tables * width, rows_, memory_.add) +
+                                                            words * element_ / memory_.copy});
+}
+
+/// The loss reads logits and writes their gradient, twice where it scales them later. On a GPU all products
+/// of the head are made with the loss.
+void WorkCounter::add_head(UnitWork& work, const ParamSpec& weight) const {
+  UnitWork head;
+  add_linear(head, {.in = weight.shape[1], .out = weight.shape[0], .frozen = weight.frozen},
+             config_.precision.fp8.head && config_.precision.fp8.recipe != Fp8::kOff);
+  const auto words = static_cast<double>(weight.shape[0]);
+  head.forward.push_back({TimeCause::kLoss, pass_of(2.0 * words, tokens_, memory_.loss)});
+  if (!on_gpu_) head.backward_input.push_back({TimeCause::kLoss, pass_of(2.0 * words, tokens_, memory_.add)});
+  const auto append = [](std::vector<Work>& to, const std::vector<Work>& some) {
+    to.insert(to.end(), some.begin(), some.end());
+  };
+  append(work.forward, head.forward);
+  append(on_gpu_ ? work.forward : work.backward_input, head.backward_input);
+  append(on_gpu_ ? work.forward : work.backward_weight, head.backward_weight);
+}
+
+/// The weight of the head among the parameters of a rank: of its own unit, or a tied one where the norm
+/// before the head is.
+const ParamSpec* head_weight(const std::vector<UnitSpec>& units, const ModelFamilyRecord& family,
+                             const ModelConfig& model) {
+  const std::string norm = family.final_norm(model).front().name,
+                    words = family.embeddings(model).front().name;
+  for (const UnitSpec& unit : units) {
+    if (!unit.name.starts_with(kHeadUnit)) continue;
+    for (const ParamSpec& param : unit.params)
+      if (is_matrix(param)) return &param;
+    return nullptr;  // a head that is spread: the norm alone
+  }
+  if (!has_param(units.front(), norm, /*copies=*/true)) return nullptr;
+  const auto found = std::ranges::find(units.front().params, words, &ParamSpec::name);
+  return found == units.front().params.end() ? nullptr : &*found;
+}
+
+/// The block that the unit is, or half of; -1: none.
+int64_t number_of_block(const UnitSpec& unit, const std::vector<UnitSpec>& model) {
+  std::string name = unit.name;
+  for (const std::string half : {kAttentionHalf, kMlpHalf}) {
+    if (name.ends_with(half)) name.erase(name.size() - half.size());
+  }
+  const auto found = std::ranges::find(model, name, &UnitSpec::name);
+  const bool is_block = found != model.end() && name != kRootUnit && name != kHeadUnit;
+  return is_block ? found - model.begin() - 1 : -1;
+}
+
+}  // namespace
+
+std::string rate_dtype(Dtype dtype) {
+  return dtype == Dtype::kFp32 ? "fp32" : "bf16";
+}
+
+std::vector<UnitWork> work_of_units(const std::vector<UnitSpec>& units, const Config& config,
+                                    const ModelFacts& facts, const BatchPlan& batch, Device device,
+                                    const Rates& rates) {
+  if (reads_images(config.model.family)) {
+    throw ConfigError(
+        "[plan.unit_work] model.family={} reads images, whose convolutions no rates are known of; give a "
+        "model of text, or measure with 'trireme bench'",
+        name(config.model.family));
+  }
+  const ModelFamilyRecord& family = record_of(config.model.family);
+  const ModelConfig model = complete(config.model, config.data.seq_len);
+  WorkCounter counter(config, facts, batch, device, rates);
+  std::vector<UnitWork> all;
+  for (const UnitSpec& unit : units) {
+    const int64_t layer = number_of_block(unit, facts.units);
+    UnitWork work;
+    if (layer >= 0) work = counter.block(unit, layer);
+    if (layer < 0) counter.add_norms(work, unit);
+    const bool looks_up = has_param(unit, family.embeddings(model).front().name, /*copies=*/false) &&
+                          !unit.name.starts_with(kHeadUnit);
+    if (looks_up) counter.add_words(work, unit);
+    all.push_back(std::move(work));
+  }
+  if (const ParamSpec* const weight = head_weight(units, family, model))
+    counter.add_head(all.back(), *weight);
+  return all;
+}
+
+double update_bytes(double elements, int64_t moments, int64_t compute_bytes) {
+  const double state = 2.0 * static_cast<double>(moments) / 8.0;
+  const double copy = compute_bytes == kFp32Bytes ? 0.0 : static_cast<double>(compute_bytes);
+  return elements * (static_cast<double>(kFp32Bytes) * 3.0 + state + copy);
+}
+
+}  // namespace trireme::plan
