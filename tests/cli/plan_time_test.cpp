@@ -105,11 +105,11 @@ TEST(PlanTime, RefusesRatesOfAnotherKindOfDevice) {
 
 TEST(PlanTime, NeedsNoGpuOfItsOwn) {
   const Outcome text = FrontProcess().run(
-      {"plan", "time", TRIREME_SOURCE "/configs/llama-1b.yaml", "-n", "8", "--gpu", "h200", "--device=cuda"});
+      {"plan", "time", TRIREME_SOURCE "/configs/llama-1b.yaml", "-n", "4", "--gpu", "h200", "--device=cuda"});
   ASSERT_EQ(text.code, 0) << text.err;
   EXPECT_TRUE(contains(text.out, "989.4 TFLOP/s")) << text.out;
   const Outcome size = FrontProcess().run(
-      {"plan", "time", TRIREME_SOURCE "/configs/llama-1b.yaml", "-n", "8", "--gpu", "80", "--device=cuda"});
+      {"plan", "time", TRIREME_SOURCE "/configs/llama-1b.yaml", "-n", "4", "--gpu", "80", "--device=cuda"});
   EXPECT_EQ(size.code, 2);
   EXPECT_TRUE(contains(size.err, "name the GPU")) << size.err;
 }

@@ -215,8 +215,8 @@ void add_plan_time(CLI::App& plan, Front& front) {
       "Any config key can be given as --section.key=value.\n"
       "Examples:\n"
       "  trireme doctor --probe rates.json && trireme plan time configs/quickstart.yaml --probe rates.json\n"
-      "  trireme plan time configs/llama-1b.yaml -n 8 --gpu h100\n"
-      "  trireme plan time configs/llama-8b.yaml -n 64 --gpu h200 --by-unit");
+      "  trireme plan time configs/llama-1b.yaml -n 4 --gpu h100\n"
+      "  trireme plan time configs/llama-8b.yaml -n 4 --gpu h200 --by-unit");
   verb->callback(
       [options, &front] { front.action = [options, &front] { return plan_time(*options, front); }; });
 }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <tuple>
 
 #include "trireme/base/error.h"
 #include "trireme/base/text.h"
@@ -12,7 +13,7 @@ namespace {
 /// Where a size lies on an axis: between `low` and the next size, or at an end.
 struct AxisPlace {
   size_t low = 0;
-  double share = 0.0;   ///< of the way to the next size, in powers
+  double share = 0.0;   ///< of the way to the next size
   double beyond = 1.0;  ///< times the largest
 };
 
@@ -23,7 +24,7 @@ AxisPlace place_on(const std::vector<int64_t>& axis, double size) {
   if (size >= at(last)) return {.low = last, .beyond = size / at(last)};
   size_t low = 0;
   while (at(low + 1) <= size) ++low;
-  return {.low = low, .share = std::log(size / at(low)) / std::log(at(low + 1) / at(low))};
+  return {.low = low, .share = (size - at(low)) / (at(low + 1) - at(low))};
 }
 
 template <typename Value>
@@ -43,7 +44,7 @@ const Value& of_dtype(const std::map<std::string, Value>& values, const std::str
 
 double ProductGrid::seconds_of(double rows, double columns, double inner) const {
   const AxisPlace at[] = {place_on(m, rows), place_on(n, columns), place_on(k, inner)};
-  double logarithm = 0.0;
+  double sum = 0.0;
   for (unsigned corner = 0; corner < 8; ++corner) {
     double weight = 1.0;
     size_t index[3];
@@ -52,10 +53,9 @@ double ProductGrid::seconds_of(double rows, double columns, double inner) const 
       weight *= high ? at[axis].share : 1.0 - at[axis].share;
       index[axis] = at[axis].low + (high ? 1 : 0);
     }
-    if (weight > 0.0)
-      logarithm += weight * std::log(seconds[(index[0] * n.size() + index[1]) * k.size() + index[2]]);
+    if (weight > 0.0) sum += weight * seconds[(index[0] * n.size() + index[1]) * k.size() + index[2]];
   }
-  return std::exp(logarithm) * at[0].beyond * at[1].beyond * at[2].beyond;
+  return sum * at[0].beyond * at[1].beyond * at[2].beyond;
 }
 
 double ProductGrid::most_flops() const {

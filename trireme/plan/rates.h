@@ -28,8 +28,9 @@ struct ProductGrid {
   std::vector<int64_t> m, n, k;  ///< rising
   std::vector<double> seconds;   ///< by m, then n, then k; none falls where a size grows
 
-  /// Seconds of a product of any size. Between sizes of the grid times follow powers of the sizes. A product
-  /// smaller than those of the grid takes as long as the smallest; beyond the largest, time grows with work.
+  /// Seconds of a product of any size. Between sizes of the grid they change linearly with each size, which
+  /// is exact for the sum of a start, operations and bytes of matrices. A product smaller than those of the
+  /// grid takes as long as the smallest; beyond the largest, time grows with work.
   double seconds_of(double rows, double columns, double inner) const;
   double most_flops() const;  ///< a second, of the fastest product
   bool operator==(const ProductGrid&) const = default;

@@ -41,17 +41,20 @@ std::vector<AttentionRate> attention_at(double peak) {
           {4096, 128, 0.54 * peak, 0.35 * peak}};
 }
 
-/// A product takes a kernel's start, its operations at `flops`, and its matrices over the memory's rate.
+/// A product takes a kernel's start, and its operations at `flops` or its matrices over the memory's rate,
+/// whichever is longer: a kernel loads while it multiplies.
 ProductGrids products_at(double flops, double bytes_per_s, double element, double start_s) {
-  ProductGrid grid{
-      .m = {16, 256, 4096, 65536}, .n = {16, 256, 4096, 65536}, .k = {16, 256, 4096, 65536}, .seconds = {}};
+  constexpr int64_t kSmallest = 16, kLargest = 65536;
+  std::vector<int64_t> sizes;
+  for (int64_t size = kSmallest; size <= kLargest; size *= 2) sizes.push_back(size);
+  ProductGrid grid{.m = sizes, .n = sizes, .k = sizes, .seconds = {}};
   for (const int64_t rows : grid.m) {
     for (const int64_t columns : grid.n) {
       for (const int64_t inner : grid.k) {
         const auto m = static_cast<double>(rows), n = static_cast<double>(columns),
                    k = static_cast<double>(inner);
-        grid.seconds.push_back(start_s + 2.0 * m * n * k / flops +
-                               element * (m * k + k * n + m * n) / bytes_per_s);
+        grid.seconds.push_back(
+            start_s + std::max(2.0 * m * n * k / flops, element * (m * k + k * n + m * n) / bytes_per_s));
       }
     }
   }
