@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <numeric>
 
 #include "trireme/base/env.h"
@@ -12,6 +13,7 @@
 #include "trireme/plan/memory.h"
 #include "trireme/plan/pipeline.h"
 #include "trireme/plan/simulate.h"
+#include "trireme/plan/step_program.h"
 
 namespace trireme::plan {
 namespace {
@@ -129,6 +131,105 @@ TEST(StepTime, OfMoreTransfersInFp32IsNotShorter) {
   const Rates rates = with_links(usual_rates(Device::kCpu), 0.1);
   EXPECT_GT(timed({"precision.compute=fp32"}, 2, rates).ranks[0].communicating,
             timed({"precision.compute=bf16"}, 2, rates).ranks[0].communicating);
+}
+
+/// Two units whose forward pass takes 1 s and whose backward takes 2 s, sharded over two ranks.
+struct TwoUnits {
+  StepProgram program;
+  ActionCosts costs;
+  TimingSetting setting;
+};
+TwoUnits two_units(bool beside) {
+  Config config;
+  config.parallel.policy = PolicyName::kFsdp;
+  const MeshShape mesh = MeshShape::fit(config.parallel, 2);
+  EngineSetting setting = engine_setting(config, mesh, 1);
+  setting.beside = beside;
+  const std::vector<ProgramUnit> units = {{.name = "root", .numel = 16}, {.name = "block", .numel = 16}};
+  const Work one{TimeCause::kProducts, 1.0};
+  return {.program = step_program(units, setting, declared_order(units, UseFrom::kRunUnit)),
+          .costs = {.work = {{{one}, {one}, {one}}, {{one}, {one}, {one}}},
+                    .update = {0.25, 0.25},
+                    .sum = {100.0, 100.0}},
+          .setting = {.transfer_s = [](const Transfer& transfer) { return transfer.bytes > 0 ? 0.5 : 0.0; },
+                      .beside = beside}};
+}
+RankSeconds seconds_of(const TwoUnits& run) {
+  return time_of_programs({run.program}, {run.costs}, run.setting).ranks.front();
+}
+
+TEST(StepTime, OfTransfersOneAfterTheOtherIsTheirSum) {
+  const TwoUnits run = two_units(false);
+  const RankSeconds rank = seconds_of(run);
+  const int64_t gathers = std::ranges::count(run.program.actions, ActionKind::kUnshard, &Action::kind);
+  EXPECT_EQ(gathers, 2);
+  EXPECT_DOUBLE_EQ(rank[TimeCause::kProducts], 6.0);
+  EXPECT_DOUBLE_EQ(rank[TimeCause::kUpdate], 0.5);
+  EXPECT_DOUBLE_EQ(rank[TimeCause::kGather], 1.0);
+  EXPECT_DOUBLE_EQ(rank[TimeCause::kReduce], 1.0);
+  EXPECT_DOUBLE_EQ(rank.communicating, 2.0);
+  EXPECT_DOUBLE_EQ(rank.units[1].computing, 3.25);
+  EXPECT_DOUBLE_EQ(rank.units[1].gathering, 0.5);
+  EXPECT_DOUBLE_EQ(rank.units[1].reducing, 0.5);
+  EXPECT_DOUBLE_EQ(rank.units[1].waiting, 1.0);
+}
+
+TEST(StepTime, OfTransfersBesideComputationHasWhatNothingHides) {
+  TwoUnits run = two_units(true);
+  // The root's parameters come first, those of the block while the root computes; the root's gradient is
+  // summed when nothing is left to compute.
+  EXPECT_DOUBLE_EQ(seconds_of(run)[TimeCause::kGather], 0.5);
+  EXPECT_DOUBLE_EQ(seconds_of(run)[TimeCause::kReduce], 0.5);
+  EXPECT_DOUBLE_EQ(seconds_of(run).communicating, 2.0);
+  run.setting.transfer_s = [](const Transfer& transfer) { return transfer.bytes > 0 ? 3.0 : 0.0; };
+  // Both gathers follow each other on their lane, of which the root's second hides one; so do both sums,
+  // beside the root's two seconds of backward.
+  EXPECT_DOUBLE_EQ(seconds_of(run)[TimeCause::kGather], 5.0);
+  EXPECT_DOUBLE_EQ(seconds_of(run)[TimeCause::kReduce], 4.0);
+}
+
+TEST(StepTime, WaitsForTheNormOfTheGradient) {
+  TwoUnits run = two_units(false);
+  const double without = seconds_of(run)[TimeCause::kReduce];
+  run.setting.norm_s = 7.0;
+  EXPECT_DOUBLE_EQ(seconds_of(run)[TimeCause::kReduce], without);
+  run.setting.needs_norm = true;
+  EXPECT_DOUBLE_EQ(seconds_of(run)[TimeCause::kReduce], without + 7.0);
+}
+
+TEST(StepTime, HasTheLaunchesThatADeviceWaitsFor) {
+  TwoUnits run = two_units(false);
+  run.setting.launch_s = 0.125;  // of eight operations
+  EXPECT_DOUBLE_EQ(seconds_of(run)[TimeCause::kHost], 1.0);
+  run.setting.runs_ahead = true;
+  EXPECT_DOUBLE_EQ(seconds_of(run)[TimeCause::kHost], 0.0);
+  run.setting.launch_s = 2.0;
+  EXPECT_DOUBLE_EQ(seconds_of(run)[TimeCause::kHost], 16.0 - 8.5);
+}
+
+TEST(StepTime, AddsUpGradientsOfMicroBatchesOfAnotherDtype) {
+  const Rates rates = usual_rates(Device::kCpu);
+  EXPECT_GT(timed({"precision.compute=bf16"}, 1, rates).ranks[0][TimeCause::kSums], 0.0);
+  EXPECT_EQ(timed({"precision.compute=bf16", "train.micro_batch=16"}, 1, rates).ranks[0][TimeCause::kSums],
+            0.0);
+}
+
+TEST(StepTime, IsLongerAcrossHosts) {
+  Rates rates = usual_rates(Device::kCuda, "h200");
+  const std::vector<std::string> way = {"parallel.policy=fsdp", "train.global_batch=32"};
+  const double within = timed(way, 8, rates).ranks[0].communicating;
+  rates.links.host_ranks = 4;
+  EXPECT_GT(timed(way, 8, rates).ranks[0].communicating, within);
+  // Ranks along tp are neighbours.
+  const std::vector<std::string> cut = {"parallel.tp=2", "train.global_batch=32"};
+  const double tp = timed(cut, 8, rates).ranks[0][TimeCause::kParts];
+  rates.links.between.bytes_per_s *= 0.1;
+  EXPECT_EQ(timed(cut, 8, rates).ranks[0][TimeCause::kParts], tp);
+}
+
+TEST(UnitWork, OfAnUpdateReadsAndWritesItsState) {
+  EXPECT_DOUBLE_EQ(update_bytes(8.0, 64, 4), 8.0 * 12.0 + 2.0 * 64.0);
+  EXPECT_DOUBLE_EQ(update_bytes(8.0, 16, 2), 8.0 * 12.0 + 2.0 * 16.0 + 8.0 * 2.0);
 }
 
 /// A pass of a stage takes one second, and half a backward pass too; nothing else takes time.
