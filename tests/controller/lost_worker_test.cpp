@@ -103,6 +103,12 @@ TEST(Failures, MistakesAreErrorsOfTheirLines) {
   expect_says(failure_of([&] { gt::matmul(a, b); }), {"3 columns", "2 rows", "lost_worker_test.cpp:"});
   expect_says(failure_of([&] { a.item(); }), {"one element"});
   expect_says(failure_of([&] { gt::tensor(std::vector<float>{1, 2}, {3}); }), {"8 bytes", "12"});
+  gt::Tensor whole = gt::full({2, 2}, 3), row = whole.slice(0, 0, 1);
+  expect_says(failure_of([&] { whole.add_(whole); }), {"memory another one shares", "lost_worker_test.cpp:"});
+  expect_says(failure_of([&] { row.add_(row); }), {"memory another one shares"});
+  row = {};
+  whole.add_(whole);
+  EXPECT_EQ(whole.sum().item(), 24) << "the view has gone";
   EXPECT_EQ((a - a).sum().item(), 0) << "the session goes on";
   expect_says(failure_of([&] { const gt::Workers more(served.program(), {}); }), {"has workers already"});
 }

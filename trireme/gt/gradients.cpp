@@ -108,6 +108,8 @@ NodePtr Program::cross(const NodePtr& tensor, int32_t signal, const std::source_
   one.place = place ? place : place_of_result(tensor->type, signal);
   emit(one, tensor->stage, where);
   result->begin();
+  const bool stays = placer_.tensor(one.input[0]).group == placer_.tensor(one.output[0]).group;
+  if (stays) result->memory = tensor->memory;  // nothing is copied
   if (!grad_enabled || !passes_gradients(*tensor)) return result;
   // The result is a leaf of its workers' graph, and what it collects goes back.
   Instruction track{.kind = InstructionKind::kTrack, .inputs = 1};

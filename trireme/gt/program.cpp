@@ -43,6 +43,16 @@ bool is_deferrable(Op op) {
          op == Op::kExp || op == Op::kSqrt || op == Op::kSquare;
 }
 
+/// Whether the result may be a view of the operand: on some placements it is, on others not.
+bool may_share_memory(Op op) {
+  return op >= Op::kTranspose && op <= Op::kSplit;
+}
+
+/// The operands that an operation writes.
+bool writes_operand(Op op, size_t index) {
+  return trireme::plan::record_of(op).in_place && index != 1;
+}
+
 /// The operand that is a weight.
 bool is_weight(Op op, size_t index) {
   return index == 1 && (op == Op::kMatmul || op == Op::kLinear || op == Op::kEmbedding);
@@ -332,9 +342,15 @@ std::vector<NodePtr> Program::op(Op op, const std::vector<NodePtr>& inputs, cons
   }
   one.inputs = static_cast<uint16_t>(inputs.size());
   if (one.signal == Instruction::kNoSignal && !in_place) one.signal = signal;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    if (writes_operand(op, i) && inputs[i]->memory.use_count() > 1)
+      throw ConfigError(
+          "[gt] {}: {} would write a tensor whose memory another one shares, which was reshaped, sliced, "
+          "transposed or crossed from it or it from that; write to a copy (x + 0), or let the other go",
+          place_of(where), op);
+  }
   std::vector<TensorType> types;
   for (const NodePtr& input : inputs) types.push_back(input->type);
-  placer_.set_place(place_of(where));
   std::vector<NodePtr> results;
   try {
     for (const TensorType& type : trireme::plan::factor_map(op, types, attributes).results)
@@ -348,7 +364,10 @@ std::vector<NodePtr> Program::op(Op op, const std::vector<NodePtr>& inputs, cons
     one.place = place_of_result(results[0]->type, one.signal);
   const int64_t stage = in_place ? inputs[0]->stage : results[0]->stage;
   emit(one, stage, where);
-  for (const NodePtr& result : results) result->begin();
+  for (const NodePtr& result : results) {
+    result->begin();
+    if (may_share_memory(op)) result->memory = inputs[0]->memory;
+  }
   if (!one.no_grad && !in_place) join_pieces(inputs, results);
   return results;
 }

@@ -61,6 +61,8 @@ struct Node {
   /// Instructions that make it, one from the other, where its first use says on which workers it lies.
   std::vector<trireme::plan::Instruction> pending = {};
   std::string value = {};  ///< of an input
+  /// One for all tensors that may share its memory: what was reshaped, sliced or transposed.
+  std::shared_ptr<const char> memory = std::make_shared<const char>();
   std::shared_ptr<Piece> piece = {};
   bool requires_grad = false;
   NodePtr grad = {};          ///< what was taken until now
