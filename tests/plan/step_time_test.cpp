@@ -214,6 +214,22 @@ TEST(StepTime, AddsUpGradientsOfMicroBatchesOfAnotherDtype) {
             0.0);
 }
 
+TEST(StepTime, TakesGathersAndSumsFromLinksOfTheirOwn) {
+  const std::vector<std::string> way = {"parallel.policy=fsdp"};
+  const Rates rates = usual_rates(Device::kCpu);
+  const RankSeconds usual = timed(way, 2, rates).ranks[0];
+  Rates slow = rates;
+  for (LinkRate& link : slow.links.gather) link.bytes_per_s *= 0.1;
+  const RankSeconds gathers = timed(way, 2, slow).ranks[0];
+  EXPECT_GT(gathers[TimeCause::kGather], 2.0 * usual[TimeCause::kGather]);
+  EXPECT_NEAR(gathers[TimeCause::kReduce], usual[TimeCause::kReduce], 1e-12);
+  slow = rates;
+  for (LinkRate& link : slow.links.reduce) link.bytes_per_s *= 0.1;
+  const RankSeconds sums = timed(way, 2, slow).ranks[0];
+  EXPECT_NEAR(sums[TimeCause::kGather], usual[TimeCause::kGather], 1e-12);
+  EXPECT_GT(sums[TimeCause::kReduce], 2.0 * usual[TimeCause::kReduce]);
+}
+
 TEST(StepTime, IsLongerAcrossHosts) {
   Rates rates = usual_rates(Device::kCuda, "h200");
   const std::vector<std::string> way = {"parallel.policy=fsdp", "train.global_batch=32"};

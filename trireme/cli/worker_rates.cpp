@@ -69,20 +69,19 @@ class ProbeClock {
  public:
   explicit ProbeClock(std::function<void()> barrier) : barrier_(std::move(barrier)) {}
 
-  /// Seconds of a call: the median of a few samples of some milliseconds, or of the only call where that
-  /// takes long.
+  /// Seconds of a call: the least of a few samples of some milliseconds, since whatever disturbs a machine
+  /// only adds time; or of the only call where that takes long.
   double seconds_of(const std::function<void()>& call) const {
     constexpr double kSample_s = 0.008, kLong_s = 0.25;
-    constexpr int kSamples = 3;
+    constexpr int kSamples = 4;
     barrier_();
     call();  // libraries choose kernels and take memory
     const double once = timed(call, 1);
     if (once > kLong_s) return once;
     const int calls = std::clamp(static_cast<int>(kSample_s / std::max(once, 1e-7)), 1, 2000);
-    std::vector<double> samples;
-    for (int i = 0; i < kSamples; ++i) samples.push_back(timed(call, calls));
-    std::ranges::sort(samples);
-    return samples[kSamples / 2];
+    double least = once;
+    for (int i = 0; i < kSamples; ++i) least = std::min(least, timed(call, calls));
+    return least;
   }
 
  private:
