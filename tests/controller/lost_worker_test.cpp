@@ -4,11 +4,14 @@
 #include <chrono>
 #include <csignal>
 #include <filesystem>
+#include <fstream>
 #include <thread>
 
 #include "trireme/base/error.h"
 #include "trireme/controller/remote_program.h"
 #include "trireme/gt/nn.h"
+#include "trireme/gt/schedule.h"
+#include "trireme/gt/signal.h"
 #include "trireme/gt/workers.h"
 #include "trireme/launch/child.h"
 
@@ -111,6 +114,77 @@ TEST(Failures, MistakesAreErrorsOfTheirLines) {
   EXPECT_EQ(whole.sum().item(), 24) << "the view has gone";
   EXPECT_EQ((a - a).sum().item(), 0) << "the session goes on";
   expect_says(failure_of([&] { const gt::Workers more(served.program(), {}); }), {"has workers already"});
+}
+
+TEST(Failures, HandlesDoNotOutliveTheirWorkers) {
+  gt::Tensor old;
+  {
+    const Served served(1);
+    const gt::Workers workers(served.program(), {});
+    old = gt::ones({2});
+    EXPECT_EQ(old.sum().item(), 2);
+  }
+  const Served served(1);
+  const gt::Workers workers(served.program(), {});
+  const gt::Tensor other = gt::full({2}, 5);
+  EXPECT_EQ(other.sum().item(), 10);
+  expect_says(failure_of([&] { old.item(); }), {"one element"});
+  expect_says(failure_of([&] { old.fetch(); }), {"workers that this thread had before"});
+  expect_says(failure_of([&] { old + other; }), {"workers that this thread had before"});
+}
+
+TEST(Failures, InPlaceOperationsDropNoGradientInSilence) {
+  const Served served(1);
+  const gt::Workers workers(served.program(), {});
+  gt::Tensor p = gt::full({2}, 2);
+  p.requires_grad_();
+  gt::Tensor q = p * 3.0;
+  expect_says(failure_of([&] { q.add_(p); }), {"no gradient passes add_", "x = x + y"});
+  {
+    const gt::no_grad guard;
+    p.add_(gt::ones({2}));
+  }
+  EXPECT_EQ(p.sum().item(), 6);
+  gt::Value value = p.fetch();
+  value.floats();
+  expect_says(failure_of([&] { value.floats(); }), {"was read before"});
+}
+
+/// The session goes on as if the micro-batches had been called for one by one.
+TEST(Failures, ACallbackThatThrowsLeavesTheSessionWhole) {
+  const std::string path = ::testing::TempDir() + "two-stages.yaml";
+  std::ofstream(path) << "stage0: {workers: [0]}\nstage1: {workers: [1]}\n";
+  const Served served(2);
+  const gt::Workers workers(served.program(), {.signals = path});
+  gt::Tensor a = gt::full({2, 2}, 2), b = gt::full({2, 2}, 3);
+  a.requires_grad_();
+  b.requires_grad_();
+  int64_t throws_at = 2;
+  const auto loss_of = [&](int64_t micro_batch) {
+    gt::Tensor x;
+    {
+      const gt::signal::context scope("stage0");
+      x = gt::matmul(gt::ones({2, 2}), a);
+    }
+    {
+      const gt::signal::context scope("stage0_to_stage1");
+      x = gt::here(x);
+    }
+    const gt::signal::context scope("stage1");
+    gt::Tensor loss = gt::matmul(x, b).mean();
+    if (micro_batch == throws_at) throw ConfigError("mine");
+    if (throws_at == -1) loss.item();
+    return loss;
+  };
+  expect_says(failure_of([&] { gt::schedule("1f1b", 4, loss_of); }), {"mine"});
+  EXPECT_EQ(b.sum().item(), 12);
+  throws_at = -1;
+  expect_says(failure_of([&] { gt::schedule("1f1b", 4, loss_of); }), {"call fetch() here"});
+  a.zero_grad();
+  b.zero_grad();
+  throws_at = 9;
+  EXPECT_EQ(gt::schedule("1f1b", 4, loss_of).at(3).item(), 24);
+  EXPECT_EQ(b.grad().sum().item(), 4 * 2 * 4 / 4.0);
 }
 
 TEST(Failures, LargeValuesGoBothWays) {

@@ -218,12 +218,19 @@ Listener::Listener(const Address& address, const Environment& environment) : add
 void Listener::listen_at_path() {
   const std::string folder = std::filesystem::path(address_.path).parent_path().string();
   make_private_folder(folder);
-  const sockaddr_un name = unix_address(address_.path);
+  // Whoever sees the socket may connect: it gets its name when it listens already.
+  const std::string unfinished = address_.path + "~";
+  const sockaddr_un name = unix_address(unfinished);
   if (try_connect(stream_socket(AF_UNIX).get(), address_) == ECONNREFUSED)
     ::unlink(address_.path.c_str());  // its server was killed
+  ::unlink(unfinished.c_str());
   socket_ = stream_socket(AF_UNIX);
-  if (::bind(socket_.get(), reinterpret_cast<const sockaddr*>(&name), sizeof name) == 0) return;
+  const bool listens = ::bind(socket_.get(), reinterpret_cast<const sockaddr*>(&name), sizeof name) == 0 &&
+                       ::listen(socket_.get(), kConnectionsWaiting) == 0 &&
+                       ::link(unfinished.c_str(), address_.path.c_str()) == 0;
   const int error = errno;
+  ::unlink(unfinished.c_str());
+  if (listens) return;
   socket_.close();
   throw ConfigError(
       "[controller.listen] {} cannot be listened at: {}; a server may be running there (trireme ps), "

@@ -61,6 +61,7 @@ struct Program::Roots {
 };
 
 void Program::require_grad(const NodePtr& tensor) {
+  check_own(tensor);
   if (!is_floating(tensor->type.dtype))
     throw ConfigError("[gt] a tensor {} has no gradient; only floating ones have", to_text(tensor->type));
   if (tensor->piece)
@@ -96,7 +97,7 @@ void Program::join_pieces(const std::vector<NodePtr>& inputs, const std::vector<
 
 NodePtr Program::cross(const NodePtr& tensor, int32_t signal, const std::source_location& where,
                        std::optional<TensorPlacement> place) {
-  const UsedSignal used = this->signal(signal);
+  check_own(tensor);
   if (!tensor->made()) {
     make_at(tensor, signal, place_of_operand(*tensor, Op::kFull, 0, signal), where);
     return tensor;
@@ -167,6 +168,7 @@ void Program::run_backward(const Roots& roots, const std::source_location& where
 }
 
 void Program::backward(const NodePtr& loss, const std::source_location& where) {
+  check_own(loss);
   const std::shared_ptr<Piece> last = whole_of(loss->piece);
   if (!last)
     throw ConfigError(
@@ -196,6 +198,7 @@ void Program::backward(const NodePtr& loss, const std::source_location& where) {
 }
 
 NodePtr Program::gradient(const NodePtr& tensor, const std::source_location& where) {
+  check_own(tensor);
   if (!tensor->requires_grad)
     throw ConfigError("[gt] this tensor collects no gradient; call requires_grad_() before its first use");
   if (!tensor->made() || tensor->backward_seen == backwards_) return tensor->grad;

@@ -313,12 +313,39 @@ NodePtr Program::deferred(const NodePtr& input, Instruction step, const std::sou
   return node;
 }
 
+/// A handle may live longer than the workers of its tensor.
+void Program::check_own(const NodePtr& tensor) const {
+  if (tensor->program.lock().get() != this)
+    throw ConfigError(
+        "[gt] this tensor belongs to workers that this thread had before; make it again with these");
+}
+
+void Program::check_written(Op op, const std::vector<NodePtr>& inputs,
+                            const std::source_location& where) const {
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    if (writes_operand(op, i) && inputs[i]->memory.use_count() > 1)
+      throw ConfigError(
+          "[gt] {}: {} would write a tensor whose memory another one shares, which was reshaped, sliced, "
+          "transposed or "
+          "crossed from it, or it from that; write to a copy (x + 0), or let the other go",
+          place_of(where), op);
+  }
+  const bool adds = op == Op::kAddInto || op == Op::kCopyInto;
+  const auto passes = [](const NodePtr& one) { return one->requires_grad || one->piece; };
+  if (adds && grad_enabled && std::ranges::any_of(inputs, passes))
+    throw ConfigError(
+        "[gt] {}: no gradient passes {}, and its operands have some; write x = x + y, or do it in the "
+        "scope of a gt::no_grad",
+        place_of(where), op);
+}
+
 std::vector<NodePtr> Program::op(Op op, const std::vector<NodePtr>& inputs, const OpAttributes& attributes,
                                  const std::source_location& where) {
   Instruction one{.op = op, .signal = scope()};
   one.attributes = attributes;
   one.no_grad = !grad_enabled;
   const bool in_place = trireme::plan::record_of(op).in_place;
+  for (const NodePtr& input : inputs) check_own(input);
   if (inputs.empty()) {
     NodePtr node = new_node(trireme::plan::factor_map(op, {}, attributes).results[0], Instruction::kNoSignal);
     one.outputs = 1;
@@ -342,13 +369,7 @@ std::vector<NodePtr> Program::op(Op op, const std::vector<NodePtr>& inputs, cons
   }
   one.inputs = static_cast<uint16_t>(inputs.size());
   if (one.signal == Instruction::kNoSignal && !in_place) one.signal = signal;
-  for (size_t i = 0; i < inputs.size(); ++i) {
-    if (writes_operand(op, i) && inputs[i]->memory.use_count() > 1)
-      throw ConfigError(
-          "[gt] {}: {} would write a tensor whose memory another one shares, which was reshaped, sliced, "
-          "transposed or crossed from it or it from that; write to a copy (x + 0), or let the other go",
-          place_of(where), op);
-  }
+  check_written(op, inputs, where);
   std::vector<TensorType> types;
   for (const NodePtr& input : inputs) types.push_back(input->type);
   std::vector<NodePtr> results;
@@ -386,6 +407,7 @@ NodePtr Program::input(const TensorType& type, std::string bytes, const std::sou
 }
 
 NodePtr Program::alike(const NodePtr& tensor, double value, const std::source_location& where) {
+  check_own(tensor);
   make(tensor, where);
   OpAttributes attributes;
   attributes.whole[0] = static_cast<int64_t>(tensor->type.dtype);
@@ -403,6 +425,7 @@ NodePtr Program::alike(const NodePtr& tensor, double value, const std::source_lo
 }
 
 std::future<std::string> Program::fetch(const NodePtr& tensor, const std::source_location& where) {
+  check_own(tensor);
   make(tensor, where);
   Instruction one{.kind = InstructionKind::kFetch, .inputs = 1};
   one.input[0] = tensor->number;

@@ -133,9 +133,13 @@ class Program : public std::enable_shared_from_this<Program> {
   void submit(const std::vector<Recorded>& instructions);
   int64_t stages() const { return stages_; }
   const std::optional<trireme::plan::Signals>& signals_file() const { return file_; }
+  bool is_recording() const { return recording_ != nullptr; }
   void freed(uint32_t number, int64_t stage);
 
  private:
+  void check_own(const NodePtr& tensor) const;
+  void check_written(trireme::plan::Op op, const std::vector<NodePtr>& inputs,
+                     const std::source_location& where) const;
   int32_t add_signal(UsedSignal used);
   int32_t default_signal();
   trireme::plan::PlacedInstruction emit(trireme::plan::Instruction one, int64_t stage,

@@ -34,6 +34,7 @@ class Passes {
   /// it, and a tensor is freed by the pass that used it last, whenever its handle ended.
   void deal(bool forward, int64_t micro_batch, const std::vector<Program::Recorded>& recorded) {
     int64_t stage = 0;
+    all_.insert(all_.end(), recorded.begin(), recorded.end());
     for (const Program::Recorded& one : recorded) {
       if (one.stage >= 0) stage = one.stage;
       PassKey pass{forward, stage, micro_batch};
@@ -47,6 +48,9 @@ class Passes {
       passes_[pass].push_back(one);
     }
   }
+
+  /// In the order in which they were recorded.
+  const std::vector<Program::Recorded>& all() const { return all_; }
 
   /// A backward pass for the input leaves gradients of weights to that for the weights, under a number of its
   /// own.
@@ -69,6 +73,7 @@ class Passes {
  private:
   std::map<PassKey, std::vector<Program::Recorded>> passes_;
   std::map<uint32_t, PassKey> last_uses_;
+  std::vector<Program::Recorded> all_;
 };
 
 ScheduleName schedule_named(const std::string& name) {
@@ -116,17 +121,26 @@ std::vector<StagePass> in_one_order(const Schedule& schedule) {
 /// Records while it lives.
 class Recording {
  public:
-  explicit Recording(Program& program) : program_(program) { program_.record(&recorded_); }
-  ~Recording() { program_.record(nullptr); }
+  Recording(Program& program, Passes& passes) : program_(program), passes_(passes) {
+    if (program_.is_recording())
+      throw ConfigError("[gt.schedule] a schedule is under way; its micro-batches have none of their own");
+    program_.record(&recorded_);
+  }
+  ~Recording() {
+    program_.record(nullptr);
+    passes_.deal(false, 0, recorded_);  // of a pass that was not ended
+  }
   Recording(const Recording&) = delete;
   Recording& operator=(const Recording&) = delete;
-  std::vector<Program::Recorded> take() {
+
+  void end_pass(bool forward, int64_t micro_batch) {
     program_.record(&recorded_);  // frees that are open belong to what was recorded
-    return std::exchange(recorded_, {});
+    passes_.deal(forward, micro_batch, std::exchange(recorded_, {}));
   }
 
  private:
   Program& program_;
+  Passes& passes_;
   std::vector<Program::Recorded> recorded_;
 };
 
@@ -139,17 +153,21 @@ std::vector<Tensor> schedule(const std::string& name, int64_t micro_batches,
   const Schedule made = schedule_for(*program, name, micro_batches);
   std::vector<Tensor> losses;
   Passes passes;
-  {
-    Recording recording(*program);
+  try {
+    Recording recording(*program, passes);
     for (int64_t micro_batch = 0; micro_batch < micro_batches; ++micro_batch) {
       losses.push_back(loss_of(micro_batch));
       {
         const Tensor share = Operand(losses.back(), where) * (1.0 / static_cast<double>(micro_batches));
-        passes.deal(true, micro_batch, recording.take());
+        recording.end_pass(true, micro_batch);
         share.backward(where);
       }
-      passes.deal(false, micro_batch, recording.take());
+      recording.end_pass(false, micro_batch);
     }
+  } catch (...) {
+    // The program knows these tensors, and whatever comes next may use or free them.
+    program->submit(passes.all());
+    throw;
   }
   for (const StagePass& pass : in_one_order(made)) program->submit(passes.of(pass, made.stages));
   program->flush();

@@ -68,10 +68,21 @@ int64_t& next_seed() {
 
 }  // namespace
 
+/// What a schedule records goes to workers when all micro-batches have been called for.
+std::string Value::take() {
+  if (!bytes_.valid())
+    throw ConfigError("[gt] this value was read before; keep what it gave, or fetch again");
+  if (is_recorded_ && Program::exists() && Program::current()->is_recording())
+    throw ConfigError(
+        "[gt.schedule] workers have this value when the schedule has run; call fetch() here and read it "
+        "after gt::schedule()");
+  return bytes_.get();
+}
+
 std::vector<float> Value::floats() {
   if (!is_floating(type_.dtype))
     throw ConfigError("[gt] a tensor {} has whole numbers; call integers()", to_text(type_));
-  const std::string bytes = bytes_.get();
+  const std::string bytes = take();
   const auto width = static_cast<size_t>(bytes_of(type_.dtype));
   std::vector<float> values(bytes.size() / width);
   if (type_.dtype == Dtype::kFp32) {
@@ -90,7 +101,7 @@ std::vector<float> Value::floats() {
 std::vector<int64_t> Value::integers() {
   if (is_floating(type_.dtype))
     throw ConfigError("[gt] a tensor {} has no whole numbers; call floats()", to_text(type_));
-  const std::string bytes = bytes_.get();
+  const std::string bytes = take();
   if (type_.dtype == Dtype::kBool) return {bytes.begin(), bytes.end()};
   std::vector<int64_t> values(bytes.size() / sizeof(int64_t));
   std::memcpy(values.data(), bytes.data(), bytes.size());
@@ -133,7 +144,8 @@ void Tensor::backward(source_location where) const {
 }
 
 Value Tensor::fetch(source_location where) const {
-  return {Program::current()->fetch(node_of(*this), where), node_->type};
+  const std::shared_ptr<Program>& program = Program::current();
+  return {program->fetch(node_of(*this), where), node_->type, program->is_recording()};
 }
 
 double Tensor::item(source_location where) const {

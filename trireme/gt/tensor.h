@@ -22,17 +22,20 @@ class Tensor;
 /// A value that is on its way from the workers.
 class Value {
  public:
-  Value(std::future<std::string> bytes, trireme::plan::TensorType type)
-      : bytes_(std::move(bytes)), type_(std::move(type)) {}
+  Value(std::future<std::string> bytes, trireme::plan::TensorType type, bool is_recorded)
+      : bytes_(std::move(bytes)), type_(std::move(type)), is_recorded_(is_recorded) {}
   /// Waits. Of fp32, bf16 and fp16 tensors, in row-major order. Throws trireme::CommError with the worker and
-  /// the cause where it cannot come, trireme::ConfigError for other dtypes.
+  /// the cause where it cannot come, trireme::ConfigError for other dtypes, and where it was read before.
   std::vector<float> floats();
   /// Of int64 and bool tensors.
   std::vector<int64_t> integers();
 
  private:
+  std::string take();
+
   std::future<std::string> bytes_;
   trireme::plan::TensorType type_;
+  bool is_recorded_;
 };
 
 /// A handle; copies are the same tensor. Workers free it with its last handle.
