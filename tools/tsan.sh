@@ -22,7 +22,7 @@ rooms_below() {
   case " ${rooms[*]} " in
     *' parallel '* | *' train '*)
       echo 'base;text;plan;report;launch;kernels;comm;tensor;nn;data;optim;checkpoint;memory;precision;parallel;train' ;;
-    *) echo 'base;text;plan;report;launch;kernels;comm;tensor;data' ;;
+    *) echo 'base;text;plan;report;launch;kernels;comm;data' ;;
   esac
 }
 
