@@ -814,7 +814,7 @@ class KernelGroups(unittest.TestCase):
         table = source[source.index("kMarks"):source.index("using Interval")]
         marks = [mark.removesuffix("<") for mark in re.findall(r'{"([^"]+)", "', table)]
         self.assertGreater(len(marks), 20)
-        before_the_first_step = {"checksum_kernel", "normal_kernel", "any_kernel"}
+        before_the_first_step = {"checksum_kernel", "draw_kernel", "any_kernel"}
         for path in sorted((BENCH.parent / "trireme/kernels").glob("*.cu")):
             launch_bounds = r"(?:__launch_bounds__\((?:[^()]|\([^()]*\))*\)\s*)?"
             for name in re.findall(rf"__global__\s+void\s+{launch_bounds}(\w+)\(", path.read_text()):

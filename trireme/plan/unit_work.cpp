@@ -60,7 +60,6 @@ class WorkCounter {
   WorkCounter(const Config& config, const ModelFacts& facts, const BatchPlan& batch, Device device,
               const Rates& rates)
       : config_(config),
-        facts_(facts),
         held_(split_model(complete(config.model, config.data.seq_len), facts.split)),
         family_(record_of(config.model.family)),
         rates_(rates),
@@ -87,7 +86,6 @@ class WorkCounter {
   void add_again(UnitWork& work, const UnitSpec& unit, int64_t layer) const;
 
   const Config& config_;
-  const ModelFacts& facts_;
   ModelConfig held_;
   const ModelFamilyRecord& family_;
   const Rates& rates_;
