@@ -17,7 +17,7 @@
 
 namespace trireme::controller::test {
 
-/// What `body` throws; empty: nothing.
+/// The message of what `body` throws; empty: nothing.
 inline std::string error_from(const std::function<void()>& body) {
   try {
     body();

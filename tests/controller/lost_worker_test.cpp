@@ -1,4 +1,4 @@
-// What a client learns when something goes wrong on the other side, with real processes.
+// Failures on the other side, and mistakes on this one, as a client learns of them; with real processes.
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -185,6 +185,74 @@ TEST(Failures, ACallbackThatThrowsLeavesTheSessionWhole) {
   throws_at = 9;
   EXPECT_EQ(gt::schedule("1f1b", 4, loss_of).at(3).item(), 24);
   EXPECT_EQ(b.grad().sum().item(), 4 * 2 * 4 / 4.0);
+}
+
+/// What throws within a scope leaves the scopes as they were, and too many operands are refused.
+TEST(Failures, WhatThrowsWithinAScopeLeavesTheSessionWhole) {
+  const std::string path = ::testing::TempDir() + "one-scope.yaml";
+  std::ofstream(path) << "both: {workers: [0, 1], replicated: true}\n";
+  const Served served(2);
+  const gt::Workers workers(served.program(), {.signals = path});
+  gt::Tensor p = gt::ones({4});
+  p.requires_grad_();
+  {
+    const gt::signal::context scope("both");
+    expect_says(failure_of([&] { (p * 2.0).backward(); }), {"root without a gradient is a scalar"});
+    (p * 2.0).sum().backward();
+  }
+  EXPECT_EQ(p.grad().sum().item(), 8);
+  const std::vector<gt::Tensor> seven(7, gt::ones({2}));
+  expect_says(failure_of([&] { gt::cat(seven, 0); }), {"7 tensors for cat", "up to 6"});
+  EXPECT_EQ(gt::cat({seven.begin(), seven.begin() + 6}, 0).sum().item(), 12);
+}
+
+/// As in torch: without a gradient there is no decay and no momentum, either.
+TEST(Failures, ParametersThatNothingReachedStay) {
+  const Served served(1);
+  const gt::Workers workers(served.program(), {});
+  gt::Tensor used = gt::full({2}, 2), idle = gt::full({2}, 2);
+  used.requires_grad_();
+  idle.requires_grad_();
+  gt::AdamW optimizer({used, idle}, 0.1, 0.9, 0.999, 1e-8, 0.5);
+  (used * idle).sum().backward();
+  optimizer.step();
+  optimizer.zero_grad();
+  const double before = idle.sum().item();
+  used.sum().backward();
+  EXPECT_FALSE(idle.grad().defined());
+  optimizer.step();
+  EXPECT_EQ(idle.sum().item(), before);
+  EXPECT_LT(before, 4);
+}
+
+/// A message is the tensor as it was when it left, whatever the program writes to it afterwards.
+TEST(Failures, MessagesKeepWhatWasSent) {
+  const std::string path = ::testing::TempDir() + "overlapping.yaml";
+  std::ofstream(path)
+      << "few: {workers: [0, 1], replicated: true}\nmany: {workers: [0, 1, 2, 3], replicated: true}\n"
+         "last: {workers: [3], replicated: true}\n";
+  const Served served(4);
+  const gt::Workers workers(served.program(), {.signals = path});
+  for (int round = 0; round < 20; ++round) {
+    gt::Tensor w = gt::full({512, 512}, 1), many, last;
+    {
+      const gt::signal::context scope("few");
+      w = w + w;
+    }
+    {
+      const gt::signal::context scope("many");
+      many = gt::here(w);
+    }
+    {
+      const gt::signal::context scope("last");
+      last = gt::here(w);
+    }
+    w.add_(w);
+    EXPECT_EQ(last.max().item(), 2);
+    EXPECT_EQ(last.min().item(), 2);
+    const gt::signal::context scope("many");
+    EXPECT_EQ(many.max().item(), 2) << "on the first of its workers, which have w, too";
+  }
 }
 
 TEST(Failures, LargeValuesGoBothWays) {

@@ -137,7 +137,7 @@ mini_gpt::Config with_stages(int64_t stages) {
   return config;
 }
 
-/// The same model and optimizer by libtorch, on whole tensors.
+/// Model and optimizer by libtorch, on whole tensors.
 class DenseGpt {
  public:
   explicit DenseGpt(const Values& values) {
@@ -284,6 +284,78 @@ TEST(MiniGpt, SchedulesInHalvesAreTheDenseModel) {
   for (const char* schedule : {"zb_h1", "zb_h2"})
     expect_like_dense(run_mesh(with_stages(2), 2, schedule), schedule);
   for (const int64_t tp : {1, 2}) expect_like_dense(run_mesh(with_stages(4), tp, "zb_v", true), "zb_v");
+}
+
+/// Two stages whose head is the embedding, or one that returns to the first stage.
+gt::Tensor tied_loss(const gt::Tensor& table, const gt::Tensor& weight, int64_t micro_batch, bool returns) {
+  gt::Tensor x;
+  {
+    const gt::signal::context scope("stage0");
+    x = gt::nn::functional::embedding(gt::tensor(std::vector<int64_t>{1, micro_batch % 5, 2}, {3}), table);
+  }
+  gt::Tensor head = table;
+  {
+    const gt::signal::context scope("stage0_to_stage1");
+    x = gt::here(x);
+    if (!returns) head = gt::here(table);
+  }
+  {
+    const gt::signal::context scope("stage1");
+    x = gt::tanh(gt::matmul(x, weight));
+  }
+  const std::string last = returns ? "stage0" : "stage1";
+  if (returns) {
+    const gt::signal::context scope("stage0");
+    x = gt::here(x);
+  }
+  const gt::signal::context scope(last);
+  return gt::nn::functional::cross_entropy(gt::nn::functional::linear(x, head),
+                                           gt::tensor(std::vector<int64_t>{0, 3, 4}, {3}));
+}
+
+/// Gradients of the table and the weight after a schedule; "": one micro-batch after the other.
+std::vector<std::vector<float>> tied_gradients(const std::string& schedule, bool returns = false) {
+  std::vector<std::vector<float>> gradients;
+  std::mutex mutex;
+  test::run_ranks(2, [&](std::shared_ptr<comm::World> world) {
+    const std::string path = ::testing::TempDir() + "tied-" + std::to_string(world->rank()) + ".yaml";
+    std::ofstream(path)
+        << "stage0: {workers: [0], replicated: true}\nstage1: {workers: [1], replicated: true}\n";
+    const gt::Workers workers(std::make_shared<controller::RankProgram>(world), {.signals = path});
+    gt::Tensor table = gt::randn({5, 4}), weight = gt::randn({4, 4});
+    table.requires_grad_();
+    weight.requires_grad_();
+    const auto loss_of = [&](int64_t i) { return tied_loss(table, weight, i, returns); };
+    for (int64_t i = 0; i < 4 && schedule.empty(); ++i) (loss_of(i) * 0.25).backward();
+    if (!schedule.empty()) gt::schedule(schedule, 4, loss_of);
+    auto values = {table.grad().fetch().floats(), weight.grad().fetch().floats()};
+    const std::lock_guard lock(mutex);
+    gradients = values;
+  });
+  return gradients;
+}
+
+/// A table that crossed collects its gradient at once: only gradients of a stage's own weights wait.
+TEST(MiniGpt, TiedWeightsHaveTheirGradientsUnderEverySchedule) {
+  const auto wanted = tied_gradients("");
+  for (const char* schedule : {"gpipe", "1f1b", "zb_h1", "zb_h2"}) {
+    const auto found = tied_gradients(schedule);
+    for (size_t i = 0; i < wanted.size(); ++i) {
+      const at::Tensor got = at::tensor(found.at(i)), expected = at::tensor(wanted[i]);
+      EXPECT_LT((got - expected).norm().item<double>(), 1e-6 * expected.norm().item<double>())
+          << schedule << ' ' << i;
+    }
+  }
+}
+
+TEST(MiniGpt, ProgramsThatReturnToAStageNeedOneMore) {
+  try {
+    tied_gradients("1f1b", true);
+    ADD_FAILURE() << "it ran";
+  } catch (const ConfigError& error) {
+    EXPECT_TRUE(std::string(error.what()).find("give it a stage of its own") != std::string::npos)
+        << error.what();
+  }
 }
 
 TEST(MiniGpt, SchedulesThatDoNotFitTheFileAreRefused) {

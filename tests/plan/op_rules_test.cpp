@@ -29,64 +29,55 @@ struct OpCase {
   OpAttributes attributes = {};
 };
 
-OpAttributes attributes_of(std::vector<int64_t> whole, std::vector<double> real = {},
-                           std::vector<int64_t> list = {}) {
-  OpAttributes attributes;
-  std::ranges::copy(whole, attributes.whole.begin());
-  std::ranges::copy(real, attributes.real.begin());
-  attributes.set_items(list);
-  return attributes;
-}
-
 /// Sizes that ranks can share equally, and some that they cannot.
 std::vector<OpCase> cases() {
   const TensorType a{{5, 4}}, row{{4}}, column{{5, 1}}, cube{{2, 4, 8}}, whole{{5, 4}, kInt};
   const TensorType heads{{2, 4, 3, 2}}, shared_heads{{2, 2, 3, 2}};
   std::vector<OpCase> all = {
-      {Op::kFull, {}, attributes_of({0}, {2.5}, {5, 4})},
-      {Op::kRandn, {}, attributes_of({0, 7}, {}, {5, 4})},
-      {Op::kArange, {}, attributes_of({5})},
+      {Op::kFull, {}, OpAttributes::of({0}, {2.5}, {5, 4})},
+      {Op::kRandn, {}, OpAttributes::of({0, 7}, {}, {5, 4})},
+      {Op::kArange, {}, OpAttributes::of({5})},
       {Op::kWhere, {{{5, 4}, kBoolean}, a, row}},
-      {Op::kCast, {a}, attributes_of({1})},
-      {Op::kScale, {a}, attributes_of({}, {0.5})},
-      {Op::kShift, {a}, attributes_of({}, {0.5})},
-      {Op::kDropout, {a}, attributes_of({3}, {0.4})},
+      {Op::kCast, {a}, OpAttributes::of({1})},
+      {Op::kScale, {a}, OpAttributes::of({}, {0.5})},
+      {Op::kShift, {a}, OpAttributes::of({}, {0.5})},
+      {Op::kDropout, {a}, OpAttributes::of({3}, {0.4})},
       {Op::kNeg, {whole}},
       {Op::kAdd, {whole, whole}},
-      {Op::kSum, {whole}, attributes_of({0}, {}, {0})},
-      {Op::kTranspose, {cube}, attributes_of({0, -1})},
-      {Op::kReshape, {cube}, attributes_of({}, {}, {8, 8})},
-      {Op::kReshape, {cube}, attributes_of({}, {}, {2, 4, 4, 2})},
-      {Op::kReshape, {cube}, attributes_of({}, {}, {-1})},
-      {Op::kReshape, {a}, attributes_of({}, {}, {1, 5, 2, 2})},
-      {Op::kReshape, {{{4, 6}}}, attributes_of({}, {}, {8, 3})},
-      {Op::kUnsqueeze, {a}, attributes_of({-1})},
-      {Op::kSqueeze, {column}, attributes_of({1})},
-      {Op::kSlice, {a}, attributes_of({1, 1, 3})},
-      {Op::kSlice, {a}, attributes_of({0, 0, 5})},
-      {Op::kSplit, {{{3, 8}}}, attributes_of({1}, {}, {2, 2, 4})},
-      {Op::kCat, {a, {{5, 3}}, a}, attributes_of({1})},
+      {Op::kSum, {whole}, OpAttributes::of({0}, {}, {0})},
+      {Op::kTranspose, {cube}, OpAttributes::of({0, -1})},
+      {Op::kReshape, {cube}, OpAttributes::of({}, {}, {8, 8})},
+      {Op::kReshape, {cube}, OpAttributes::of({}, {}, {2, 4, 4, 2})},
+      {Op::kReshape, {cube}, OpAttributes::of({}, {}, {-1})},
+      {Op::kReshape, {a}, OpAttributes::of({}, {}, {1, 5, 2, 2})},
+      {Op::kReshape, {{{4, 6}}}, OpAttributes::of({}, {}, {8, 3})},
+      {Op::kUnsqueeze, {a}, OpAttributes::of({-1})},
+      {Op::kSqueeze, {column}, OpAttributes::of({1})},
+      {Op::kSlice, {a}, OpAttributes::of({1, 1, 3})},
+      {Op::kSlice, {a}, OpAttributes::of({0, 0, 5})},
+      {Op::kSplit, {{{3, 8}}}, OpAttributes::of({1}, {}, {2, 2, 4})},
+      {Op::kCat, {a, {{5, 3}}, a}, OpAttributes::of({1})},
       {Op::kMatmul, {a, {{4, 3}}}},
       {Op::kMatmul, {{{2, 3, 4}}, {{4, 5}}}},
       {Op::kMatmul, {{{2, 1, 3, 4}}, {{5, 4, 2}}}},
       {Op::kLinear, {{{2, 3, 4}}, {{5, 4}}}},
       {Op::kLinear, {a, {{3, 4}}, {{3}}}},
       {Op::kEmbedding, {{{2, 3}, kInt}, {{5, 4}}}},
-      {Op::kAttention, {heads, heads, heads}, attributes_of({1}, {0.7})},
-      {Op::kAttention, {heads, {{2, 4, 5, 2}}, {{2, 4, 5, 3}}}, attributes_of({0}, {0.7})},
-      {Op::kAttention, {heads, shared_heads, shared_heads}, attributes_of({1}, {0.7})},
-      {Op::kSoftmax, {cube}, attributes_of({1})},
-      {Op::kLogSoftmax, {a}, attributes_of({-1})},
-      {Op::kLayerNorm, {a, row, row}, attributes_of({}, {1e-3})},
-      {Op::kLayerNorm, {a}, attributes_of({}, {1e-3})},
-      {Op::kRmsNorm, {a, row}, attributes_of({}, {1e-3})},
+      {Op::kAttention, {heads, heads, heads}, OpAttributes::of({1}, {0.7})},
+      {Op::kAttention, {heads, {{2, 4, 5, 2}}, {{2, 4, 5, 3}}}, OpAttributes::of({0}, {0.7})},
+      {Op::kAttention, {heads, shared_heads, shared_heads}, OpAttributes::of({1}, {0.7})},
+      {Op::kSoftmax, {cube}, OpAttributes::of({1})},
+      {Op::kLogSoftmax, {a}, OpAttributes::of({-1})},
+      {Op::kLayerNorm, {a, row, row}, OpAttributes::of({}, {1e-3})},
+      {Op::kLayerNorm, {a}, OpAttributes::of({}, {1e-3})},
+      {Op::kRmsNorm, {a, row}, OpAttributes::of({}, {1e-3})},
       {Op::kCrossEntropy, {a, {{5}, kInt}}},
       {Op::kMseLoss, {a, a}},
       {Op::kAddInto, {a, a}},
       {Op::kCopyInto, {a, a}},
-      {Op::kSgd, {a, a}, attributes_of({}, {0.1, 0.9, 0.01})},
-      {Op::kSgd, {a, a, a}, attributes_of({}, {0.1, 0.9, 0.01})},
-      {Op::kAdamw, {a, a, a, a}, attributes_of({3}, {0.1, 0.9, 0.95, 1e-8, 0.01})},
+      {Op::kSgd, {a, a}, OpAttributes::of({}, {0.1, 0.9, 0.01})},
+      {Op::kSgd, {a, a, a}, OpAttributes::of({}, {0.1, 0.9, 0.01})},
+      {Op::kAdamw, {a, a, a, a}, OpAttributes::of({3}, {0.1, 0.9, 0.95, 1e-8, 0.01})},
   };
   for (Op op = Op::kAdd; op <= Op::kGe; op = static_cast<Op>(static_cast<int>(op) + 1)) {
     all.push_back({op, {a, a}});
@@ -96,8 +87,8 @@ std::vector<OpCase> cases() {
                       Op::kSigmoid, Op::kRelu, Op::kGelu, Op::kSilu})
     all.push_back({op, {a}});
   for (const Op op : {Op::kSum, Op::kMean, Op::kMax, Op::kMin}) {
-    all.push_back({op, {cube}, attributes_of({0}, {}, {1})});
-    all.push_back({op, {cube}, attributes_of({1}, {}, {0, -1})});
+    all.push_back({op, {cube}, OpAttributes::of({0}, {}, {1})});
+    all.push_back({op, {cube}, OpAttributes::of({1}, {}, {0, -1})});
     all.push_back({op, {cube}});
   }
   return all;
@@ -479,7 +470,7 @@ TEST(OpRules, TypesThatDoNotFitAreRefused) {
       {{Op::kExp, {whole}}, "floating dtype"},
       {{Op::kNeg, {{{5}, kBoolean}}}, "bool has no arithmetic"},
       {{Op::kWhere, {a, a, a}}, "must be bool"},
-      {{Op::kCast, {a}, attributes_of({9})}, "no dtype 9"},
+      {{Op::kCast, {a}, OpAttributes::of({9})}, "no dtype 9"},
       {{Op::kMatmul, {a, {{5, 4}}}}, "the first has 4 columns, the second 5 rows"},
       {{Op::kMatmul, {a, {{4}}}}, "two dimensions or more"},
       {{Op::kLinear, {a, {{3, 5}}}}, "do not fit a weight of 5 columns"},
@@ -488,23 +479,23 @@ TEST(OpRules, TypesThatDoNotFitAreRefused) {
       {{Op::kEmbedding, {whole, {{4}}}}, "the table needs two dimensions"},
       {{Op::kAttention, {a, a, a}}, "(batch, heads, tokens, width)"},
       {{Op::kAttention, {{{1, 3, 2, 2}}, {{1, 2, 2, 2}}, {{1, 2, 2, 2}}}}, "3 heads cannot share 2"},
-      {{Op::kAttention, {{{1, 2, 2, 2}}, {{1, 2, 3, 2}}, {{1, 2, 3, 2}}}, attributes_of({1})},
+      {{Op::kAttention, {{{1, 2, 2, 2}}, {{1, 2, 3, 2}}, {{1, 2, 3, 2}}}, OpAttributes::of({1})},
        "as many keys as queries"},
-      {{Op::kSoftmax, {a}, attributes_of({2})}, "dimension 2 is outside 2"},
-      {{Op::kSum, {a}, attributes_of({0}, {}, {0, -2})}, "named twice"},
-      {{Op::kMax, {{{0, 4}}}, attributes_of({0}, {}, {0})}, "nothing along dimension 0"},
-      {{Op::kReshape, {a}, attributes_of({}, {}, {3, 7})}, "other than 20 elements"},
-      {{Op::kReshape, {a}, attributes_of({}, {}, {-1, 7})}, "no place for 20 elements"},
-      {{Op::kSqueeze, {a}, attributes_of({0})}, "has not the size 1"},
-      {{Op::kSlice, {a}, attributes_of({1, 2, 5})}, "2 to 5 is outside a dimension of 4"},
-      {{Op::kSplit, {a}, attributes_of({0}, {}, {2, 2})}, "add up to 4, not to 5"},
-      {{Op::kCat, {a, {{4, 4}}}, attributes_of({1})}, "differ in dimension 0"},
+      {{Op::kSoftmax, {a}, OpAttributes::of({2})}, "dimension 2 is outside 2"},
+      {{Op::kSum, {a}, OpAttributes::of({0}, {}, {0, -2})}, "named twice"},
+      {{Op::kMax, {{{0, 4}}}, OpAttributes::of({0}, {}, {0})}, "nothing along dimension 0"},
+      {{Op::kReshape, {a}, OpAttributes::of({}, {}, {3, 7})}, "other than 20 elements"},
+      {{Op::kReshape, {a}, OpAttributes::of({}, {}, {-1, 7})}, "no place for 20 elements"},
+      {{Op::kSqueeze, {a}, OpAttributes::of({0})}, "has not the size 1"},
+      {{Op::kSlice, {a}, OpAttributes::of({1, 2, 5})}, "2 to 5 is outside a dimension of 4"},
+      {{Op::kSplit, {a}, OpAttributes::of({0}, {}, {2, 2})}, "add up to 4, not to 5"},
+      {{Op::kCat, {a, {{4, 4}}}, OpAttributes::of({1})}, "differ in dimension 0"},
       {{Op::kLayerNorm, {a, {{5}}}}, "operand 1 must be (4)"},
       {{Op::kCrossEntropy, {a, {{4}, kInt}}}, "targets (rows)"},
       {{Op::kMseLoss, {a, {{4, 5}}}}, "shapes must be equal"},
       {{Op::kSgd, {a, {{5}}}}, "shapes must be equal"},
-      {{Op::kFull, {}, attributes_of({0}, {}, {4, -1})}, "negative dimension"},
-      {{Op::kFull, {}, attributes_of({0}, {}, {0, int64_t{1} << 50})}, "too large"},
+      {{Op::kFull, {}, OpAttributes::of({0}, {}, {4, -1})}, "negative dimension"},
+      {{Op::kFull, {}, OpAttributes::of({0}, {}, {0, int64_t{1} << 50})}, "too large"},
       {{Op::kAdd, {{{int64_t{1} << 40, 1}}, {{1, int64_t{1} << 40}}}}, "too large"},
   };
   for (const auto& [one, said] : refused) {

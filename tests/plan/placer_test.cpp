@@ -133,6 +133,9 @@ TEST(Placer, EqualCallsHaveOnePlan) {
   const auto plan = place("t4 = scale t0 by=2\n").op;
   EXPECT_EQ(place("t5 = scale t1 by=3\n").op, plan);
   EXPECT_NE(place("t6 = scale t1 by=3 place=S(1)\n").op, plan);
+  EXPECT_EQ(place("t7 = dropout t0 seed=3 p=0.5\n").op, place("t8 = dropout t0 seed=4 p=0.5\n").op);
+  EXPECT_EQ(place("t9 = randn seed=3 shape=4 @a\n").op, place("t10 = randn seed=4 shape=4 @a\n").op);
+  EXPECT_NE(place("t11 = dropout t0 seed=3 p=0.25\n").op, place("t12 = dropout t0 seed=3 p=0.5\n").op);
   const auto update = place("adamw_ t0 t1 t2 t3 step=1 lr=0.5\n").op;
   EXPECT_EQ(place("adamw_ t0 t1 t2 t3 step=2 lr=0.25\n").op, update);
   EXPECT_THROW(place("adamw_ t0 t1 t2 t3 step=0 lr=0.25\n"), ConfigError);

@@ -15,41 +15,32 @@ using plan::TensorType;
 inline constexpr auto kInt = plan::TensorDtype::kInt64, kFlag = plan::TensorDtype::kBool,
                       kHalfWidth = plan::TensorDtype::kBf16;
 
-inline OpAttributes numbers(std::vector<int64_t> whole, std::vector<double> real = {},
-                            std::vector<int64_t> list = {}) {
-  OpAttributes attributes;
-  std::ranges::copy(whole, attributes.whole.begin());
-  std::ranges::copy(real, attributes.real.begin());
-  attributes.set_items(list);
-  return attributes;
-}
-
 /// Sizes that ranks can share equally, some that they cannot, and none.
 inline std::vector<OpCase> moving_cases() {
   const TensorType a{{5, 4}}, column{{5, 1}}, cube{{2, 4, 8}}, none{{0, 4}};
   return {
-      {Op::kFull, {}, numbers({0}, {2.5}, {5, 4})},
-      {Op::kRandn, {}, numbers({0, 7}, {}, {5, 4})},
-      {Op::kRandn, {}, numbers({0, 7}, {}, {3, 2, 5})},
-      {Op::kArange, {}, numbers({5})},
-      {Op::kCast, {a}, numbers({1})},
-      {Op::kCast, {a}, numbers({0})},
-      {Op::kCast, {{{5, 4}, kInt}}, numbers({0})},
-      {Op::kDropout, {a}, numbers({3}, {0.4})},
-      {Op::kDropout, {cube}, numbers({3}, {0.4})},
-      {Op::kTranspose, {cube}, numbers({0, -1})},
-      {Op::kReshape, {cube}, numbers({}, {}, {8, 8})},
-      {Op::kReshape, {cube}, numbers({}, {}, {2, 4, 4, 2})},
-      {Op::kReshape, {cube}, numbers({}, {}, {-1})},
-      {Op::kReshape, {a}, numbers({}, {}, {1, 5, 2, 2})},
-      {Op::kReshape, {{{4, 6}}}, numbers({}, {}, {8, 3})},
-      {Op::kReshape, {none}, numbers({}, {}, {4, 0})},
-      {Op::kUnsqueeze, {a}, numbers({-1})},
-      {Op::kSqueeze, {column}, numbers({1})},
-      {Op::kSlice, {a}, numbers({1, 1, 3})},
-      {Op::kSlice, {a}, numbers({-2, 0, 5})},
-      {Op::kSplit, {{{3, 8}}}, numbers({1}, {}, {2, 2, 4})},
-      {Op::kCat, {a, {{5, 3}}, a}, numbers({1})},
+      {Op::kFull, {}, OpAttributes::of({0}, {2.5}, {5, 4})},
+      {Op::kRandn, {}, OpAttributes::of({0, 7}, {}, {5, 4})},
+      {Op::kRandn, {}, OpAttributes::of({0, 7}, {}, {3, 2, 5})},
+      {Op::kArange, {}, OpAttributes::of({5})},
+      {Op::kCast, {a}, OpAttributes::of({1})},
+      {Op::kCast, {a}, OpAttributes::of({0})},
+      {Op::kCast, {{{5, 4}, kInt}}, OpAttributes::of({0})},
+      {Op::kDropout, {a}, OpAttributes::of({3}, {0.4})},
+      {Op::kDropout, {cube}, OpAttributes::of({3}, {0.4})},
+      {Op::kTranspose, {cube}, OpAttributes::of({0, -1})},
+      {Op::kReshape, {cube}, OpAttributes::of({}, {}, {8, 8})},
+      {Op::kReshape, {cube}, OpAttributes::of({}, {}, {2, 4, 4, 2})},
+      {Op::kReshape, {cube}, OpAttributes::of({}, {}, {-1})},
+      {Op::kReshape, {a}, OpAttributes::of({}, {}, {1, 5, 2, 2})},
+      {Op::kReshape, {{{4, 6}}}, OpAttributes::of({}, {}, {8, 3})},
+      {Op::kReshape, {none}, OpAttributes::of({}, {}, {4, 0})},
+      {Op::kUnsqueeze, {a}, OpAttributes::of({-1})},
+      {Op::kSqueeze, {column}, OpAttributes::of({1})},
+      {Op::kSlice, {a}, OpAttributes::of({1, 1, 3})},
+      {Op::kSlice, {a}, OpAttributes::of({-2, 0, 5})},
+      {Op::kSplit, {{{3, 8}}}, OpAttributes::of({1}, {}, {2, 2, 4})},
+      {Op::kCat, {a, {{5, 3}}, a}, OpAttributes::of({1})},
   };
 }
 
@@ -66,16 +57,16 @@ inline std::vector<OpCase> layer_cases() {
       {Op::kLinear, {a, {{3, 4}}, {{3}}}},
       {Op::kLinear, {half, {{3, 4}, kHalfWidth}, {{3}, kHalfWidth}}},
       {Op::kEmbedding, {{{2, 3}, kInt}, {{5, 4}}}},
-      {Op::kAttention, {heads, heads, heads}, numbers({1}, {0.7})},
-      {Op::kAttention, {heads, {{2, 4, 5, 2}}, {{2, 4, 5, 3}}}, numbers({0}, {0.7})},
-      {Op::kAttention, {heads, shared_heads, shared_heads}, numbers({1}, {0.7})},
-      {Op::kSoftmax, {cube}, numbers({1})},
-      {Op::kLogSoftmax, {a}, numbers({-1})},
-      {Op::kLayerNorm, {a, row, row}, numbers({}, {1e-3})},
-      {Op::kLayerNorm, {a, row}, numbers({}, {1e-3})},
-      {Op::kLayerNorm, {a}, numbers({}, {1e-3})},
-      {Op::kRmsNorm, {a, row}, numbers({}, {1e-3})},
-      {Op::kRmsNorm, {cube}, numbers({}, {1e-3})},
+      {Op::kAttention, {heads, heads, heads}, OpAttributes::of({1}, {0.7})},
+      {Op::kAttention, {heads, {{2, 4, 5, 2}}, {{2, 4, 5, 3}}}, OpAttributes::of({0}, {0.7})},
+      {Op::kAttention, {heads, shared_heads, shared_heads}, OpAttributes::of({1}, {0.7})},
+      {Op::kSoftmax, {cube}, OpAttributes::of({1})},
+      {Op::kLogSoftmax, {a}, OpAttributes::of({-1})},
+      {Op::kLayerNorm, {a, row, row}, OpAttributes::of({}, {1e-3})},
+      {Op::kLayerNorm, {a, row}, OpAttributes::of({}, {1e-3})},
+      {Op::kLayerNorm, {a}, OpAttributes::of({}, {1e-3})},
+      {Op::kRmsNorm, {a, row}, OpAttributes::of({}, {1e-3})},
+      {Op::kRmsNorm, {cube}, OpAttributes::of({}, {1e-3})},
       {Op::kCrossEntropy, {a, {{5}, kInt}}},
       {Op::kCrossEntropy, {half, {{5}, kInt}}},
       {Op::kMseLoss, {a, a}},
@@ -87,11 +78,11 @@ inline std::vector<OpCase> update_cases() {
   return {
       {Op::kAddInto, {a, a}},
       {Op::kCopyInto, {a, a}},
-      {Op::kSgd, {a, a}, numbers({}, {0.1, 0.9, 0.01})},
-      {Op::kSgd, {a, a, a}, numbers({}, {0.1, 0.9, 0.01})},
-      {Op::kSgd, {half, a, a}, numbers({}, {0.1, 0.9, 0.01})},
-      {Op::kAdamw, {a, a, a, a}, numbers({3}, {0.1, 0.9, 0.95, 1e-8, 0.01})},
-      {Op::kAdamw, {cube, cube, cube, cube}, numbers({1}, {0.1, 0.9, 0.95, 1e-8, 0.01})},
+      {Op::kSgd, {a, a}, OpAttributes::of({}, {0.1, 0.9, 0.01})},
+      {Op::kSgd, {a, a, a}, OpAttributes::of({}, {0.1, 0.9, 0.01})},
+      {Op::kSgd, {half, a, a}, OpAttributes::of({}, {0.1, 0.9, 0.01})},
+      {Op::kAdamw, {a, a, a, a}, OpAttributes::of({3}, {0.1, 0.9, 0.95, 1e-8, 0.01})},
+      {Op::kAdamw, {cube, cube, cube, cube}, OpAttributes::of({1}, {0.1, 0.9, 0.95, 1e-8, 0.01})},
   };
 }
 
@@ -101,7 +92,7 @@ inline std::vector<OpCase> element_cases() {
                              {Op::kNeg, {whole}},
                              {Op::kAdd, {whole, whole}},
                              {Op::kAdd, {{{0, 4}}, row}},
-                             {Op::kSum, {whole}, numbers({0}, {}, {0})},
+                             {Op::kSum, {whole}, OpAttributes::of({0}, {}, {0})},
                              {Op::kSum, {{{}}}},
                              {Op::kMean, {{{5, 4}, kHalfWidth}}}};
   for (Op op = Op::kAdd; op <= Op::kGe; op = static_cast<Op>(static_cast<int>(op) + 1)) {
@@ -109,10 +100,10 @@ inline std::vector<OpCase> element_cases() {
     all.push_back({op, {row, column}});
   }
   for (Op op = Op::kNeg; op <= Op::kSilu; op = static_cast<Op>(static_cast<int>(op) + 1))
-    all.push_back({op, {a}, numbers({}, {0.3})});
+    all.push_back({op, {a}, OpAttributes::of({}, {0.3})});
   for (const Op op : {Op::kSum, Op::kMean, Op::kMax, Op::kMin}) {
-    all.push_back({op, {cube}, numbers({0}, {}, {1})});
-    all.push_back({op, {cube}, numbers({1}, {}, {0, -1})});
+    all.push_back({op, {cube}, OpAttributes::of({0}, {}, {1})});
+    all.push_back({op, {cube}, OpAttributes::of({1}, {}, {0, -1})});
     all.push_back({op, {cube}});
   }
   return all;

@@ -32,7 +32,6 @@ using test::group_of_all;
 using test::kFlag;
 using test::kHalfWidth;
 using test::kInt;
-using test::numbers;
 using test::OpCase;
 using test::part_of;
 using test::run_ranks;
@@ -388,16 +387,16 @@ TEST(OpKernels, RandomNumbersDoNotDependOnThePlacement) {
 }
 
 TEST(OpKernels, RandomNumbersAreNormalAndDropoutKeepsItsShare) {
-  const at::Tensor normal = alone({Op::kRandn, {}, numbers({0, 1}, {}, {300, 400})}, {});
+  const at::Tensor normal = alone({Op::kRandn, {}, plan::OpAttributes::of({0, 1}, {}, {300, 400})}, {});
   EXPECT_NEAR(normal.mean().item<double>(), 0.0, 0.01);
   EXPECT_NEAR(normal.std().item<double>(), 1.0, 0.01);
-  const at::Tensor other = alone({Op::kRandn, {}, numbers({0, 2}, {}, {300, 400})}, {});
+  const at::Tensor other = alone({Op::kRandn, {}, plan::OpAttributes::of({0, 2}, {}, {300, 400})}, {});
   EXPECT_LT((normal * other).mean().abs().item<double>(), 0.01);
-  const OpCase dropout = {Op::kDropout, {{{300, 400}}}, numbers({5}, {0.3})};
+  const OpCase dropout = {Op::kDropout, {{{300, 400}}}, plan::OpAttributes::of({5}, {0.3})};
   const at::Tensor kept = alone(dropout, {at::ones({300, 400})});
   EXPECT_NEAR(kept.mean().item<double>(), 1.0, 0.01);
   EXPECT_NEAR((kept == 0).to(at::kFloat).mean().item<double>(), 0.3, 0.005);
-  const OpCase nothing = {Op::kDropout, {{{300, 400}}}, numbers({5}, {0.0})};
+  const OpCase nothing = {Op::kDropout, {{{300, 400}}}, plan::OpAttributes::of({5}, {0.0})};
   EXPECT_TRUE(at::equal(alone(nothing, {normal}), normal));
 }
 
@@ -438,7 +437,7 @@ TEST(OpKernels, RowsAndClassesThatDoNotExistAreRefused) {
 TEST(OpKernels, AutogradSeesWhatAnUpdateWrites) {
   const at::Tensor param = at::ones({3}).requires_grad_();
   const at::Tensor squares = (param * param).sum();
-  alone({Op::kSgd, {{{3}}, {{3}}}, numbers({}, {0.1})}, {param, at::ones({3})});
+  alone({Op::kSgd, {{{3}}, {{3}}}, plan::OpAttributes::of({}, {0.1})}, {param, at::ones({3})});
   EXPECT_TRUE(at::allclose(param.detach(), at::full({3}, 0.9)));
   EXPECT_THROW(squares.backward(), c10::Error);
 }

@@ -33,7 +33,7 @@ struct BenchCommOptions {
   int64_t rounds = 5;        ///< alternations of all cases
 };
 
-/// Of a measurement of this machine's rates.
+/// A measurement of this machine's rates.
 struct RatesOptions {
   std::string device = "cpu";
   std::string file;  ///< that rank 0 writes

@@ -1,8 +1,8 @@
 // trireme serve: the server of a controller, for workers and the programs that drive them.
 #include <CLI/CLI.hpp>
 #include <cstdio>
+#include <exception>
 #include <memory>
-#include <optional>
 #include <thread>
 
 #include "trireme/base/build_info.h"
@@ -49,6 +49,35 @@ std::string device_of_workers(const ServeOptions& options) {
       options.workers, options.device, gpus);
 }
 
+/// A dispatcher that works on a thread of its own, to the end of this object at the latest.
+class Serving {
+ public:
+  explicit Serving(controller::Dispatcher& dispatcher)
+      : dispatcher_(dispatcher), thread_([this] {
+          try {
+            dispatcher_.run();
+          } catch (...) {
+            failure_ = std::current_exception();
+          }
+        }) {}
+  ~Serving() { end(); }
+  Serving(const Serving&) = delete;
+  Serving& operator=(const Serving&) = delete;
+
+  /// Stops it; returns what it threw, if it did.
+  std::exception_ptr end() {
+    if (!thread_.joinable()) return failure_;
+    dispatcher_.stop();
+    thread_.join();
+    return failure_;
+  }
+
+ private:
+  controller::Dispatcher& dispatcher_;
+  std::exception_ptr failure_;
+  std::thread thread_;
+};
+
 /// Server and workers are one job: it ends with its first client, or when one of them is lost.
 int serve_with_workers(const ServeOptions& options, const Front& front) {
   launch::Launcher launcher;
@@ -62,14 +91,7 @@ int serve_with_workers(const ServeOptions& options, const Front& front) {
   request.controller.device = device_of_workers(options);
   request.controller.timeout_s = options.timeout_s;
   say_address(options, dispatcher);
-  std::optional<Error> failure;
-  std::thread serving([&] {
-    try {
-      dispatcher.run();
-    } catch (const Error& error) {
-      failure = error;
-    }
-  });
+  Serving serving(dispatcher);
   launch::LocalJob job;
   job.program = worker_path();
   job.ranks = options.workers;
@@ -77,9 +99,8 @@ int serve_with_workers(const ServeOptions& options, const Front& front) {
   job.serves_forks = request.controller.device == "cpu";
   job.explains_failures = true;
   const launch::JobEnd end = launcher.run(job);
-  dispatcher.stop();
-  serving.join();
-  if (failure && end.code == 0) throw *failure;
+  const std::exception_ptr failure = serving.end();
+  if (failure && end.code == 0) std::rethrow_exception(failure);
   return end.code;
 }
 

@@ -45,7 +45,7 @@ class Listener {
 
   int fd() const { return socket_.get(); }
   const Address& address() const { return address_; }
-  /// Of a port; empty for a Unix socket, whose peers the kernel names.
+  /// The token of a port; empty for a Unix socket, whose peers the kernel names.
   const std::string& token() const { return token_; }
   /// The next connection; none when nobody waits, or a process of another user did.
   Descriptor accept() const;

@@ -15,7 +15,7 @@ std::string this_host();
 /// refuses or ends, and when `deadline` passes.
 Frame next_of_greeting(Connection& connection, Connection::Clock::time_point deadline);
 
-/// What the server at `address` says about itself and who is connected, as an observer gets it. Throws
+/// The state of the server at `address`, with who is connected, as an observer gets it. Throws
 /// CommError when there is none, or it does not answer in time.
 Status ask_status(const Address& address, const Environment& environment, double timeout_s);
 

@@ -1,5 +1,5 @@
 #pragma once
-// What the processes of a controller say to each other, as structs, and their way into bodies of frames and
+// Messages between the processes of a controller, as structs, and their way into bodies of frames and
 // back. A body that is shorter, longer or larger than its message may be is refused; nothing is allocated
 // beyond what has arrived.
 #include <cstdint>

@@ -36,7 +36,7 @@ struct WorkerSettings {
   std::function<void(const std::string&)> lost = {};
 };
 
-/// What next() gives, in the client's order; Bye: end in order.
+/// An item that next() gives, in the client's order; Bye: end in order.
 using WorkItem = std::variant<SessionBegin, SessionEnd, Scope, Text, Instructions, Bye>;
 
 class WorkerLink {

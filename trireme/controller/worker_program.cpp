@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <new>
 #include <optional>
 #include <utility>
 #include <variant>
@@ -57,7 +58,11 @@ class Worker {
     executed_ = 0;
     tensors_ = std::make_unique<tensor::NumberedTensors>(world_, values_);
   }
-  void take(const SessionEnd&) { tensors_.reset(); }
+  /// Messages that nobody used are waited for: their links go.
+  void take(const SessionEnd&) {
+    if (tensors_) in_words("the end of the session", [&] { tensors_->clear(); });
+    tensors_.reset();
+  }
   void take(const Text&) {}
   void take(const Bye&) { over_ = true; }
 
@@ -70,7 +75,8 @@ class Worker {
   void take(const Instructions& instructions) {
     std::string_view left = instructions.bytes;
     for (uint32_t i = 0; i < instructions.count; ++i) {
-      const plan::Instruction one = plan::take_instruction(left);
+      plan::Instruction one;
+      in_words("a record of an instruction", [&] { one = plan::take_instruction(left); });
       try {
         tensors_->run(one);
       } catch (...) {
@@ -92,6 +98,10 @@ class Worker {
       fail(what, static_cast<int64_t>(ExitCode::kOutOfMemory), error.what_without_backtrace());
     } catch (const c10::Error& error) {
       fail(what, static_cast<int64_t>(ExitCode::kFailed), error.what_without_backtrace());
+    } catch (const std::bad_alloc&) {
+      fail(what, static_cast<int64_t>(ExitCode::kOutOfMemory), "this machine is out of memory");
+    } catch (const std::exception& error) {
+      fail(what, static_cast<int64_t>(ExitCode::kFailed), error.what());
     }
   }
 

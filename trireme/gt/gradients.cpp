@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <iterator>
 #include <map>
 #include <set>
 #include <utility>
@@ -43,7 +44,9 @@ class BackwardOrder {
           "them "
           "twice; let that one pass gt::here() in the scope of the later stage, too");
     if (piece->done)
-      throw ConfigError("[gt.backward] gradients went back through this once; compute it again before");
+      throw ConfigError(
+          "[gt.backward] gradients went back through this once, or through something that it was added to; "
+          "compute it again before, and add losses up for a log in the scope of a gt::no_grad");
     for (const Crossing& entry : piece->entries) visit(whole_of(entry.from));
     open_.erase(piece.get());
     done_.insert(piece.get());
@@ -76,20 +79,24 @@ void Program::require_grad(const NodePtr& tensor) {
 /// join nothing, since every micro-batch uses them.
 void Program::join_pieces(const std::vector<NodePtr>& inputs, const std::vector<NodePtr>& results) {
   std::shared_ptr<Piece> piece;
-  bool passes = false;
   for (const NodePtr& input : inputs) {
-    passes = passes || passes_gradients(*input);
     const std::shared_ptr<Piece> other = whole_of(input->piece);
     if (!other || other == piece) continue;
     if (piece) {
-      other->entries.insert(other->entries.end(), piece->entries.begin(), piece->entries.end());
+      std::ranges::move(piece->entries, std::back_inserter(other->entries));
+      std::ranges::move(piece->leaves, std::back_inserter(other->leaves));
       other->done = other->done || piece->done;
       piece->entries.clear();
+      piece->leaves.clear();
       piece->joined = other;
     }
     piece = other;
   }
-  if (passes && !piece) piece = std::make_shared<Piece>();
+  for (const NodePtr& input : inputs) {
+    if (!input->requires_grad) continue;
+    if (!piece) piece = std::make_shared<Piece>();
+    if (std::ranges::find(piece->leaves, input) == piece->leaves.end()) piece->leaves.push_back(input);
+  }
   for (const NodePtr& result : results) {
     if (piece && is_floating(result->type.dtype)) result->piece = piece;
   }
@@ -118,6 +125,7 @@ NodePtr Program::cross(const NodePtr& tensor, int32_t signal, const std::source_
   emit(track, result->stage, where);
   result->piece = std::make_shared<Piece>();
   const std::shared_ptr<Piece> from = tensor->piece ? tensor->piece : std::make_shared<Piece>();
+  if (tensor->requires_grad) from->leaves.push_back(tensor);
   result->piece->entries = {{tensor, from, result->life, signal}};
   return result;
 }
@@ -132,7 +140,9 @@ int32_t Program::signal_back(const Crossing& crossing) {
   back.signal.name = name.substr(to + 4) + "_to_" + name.substr(0, to);
   back.stage = used.to_stage;
   back.to_stage = used.stage;
-  return add_signal(back);
+  // A tensor may have come by a boundary of other stages than its own.
+  const int32_t number = add_signal(back);
+  return signal(number).signal.workers == back.signal.workers ? number : crossing.source->signal;
 }
 
 NodePtr Program::take_gradient(uint32_t number, const NodePtr& as, int64_t stage, int32_t signal,
@@ -153,6 +163,7 @@ void Program::run_backward(const Roots& roots, const std::source_location& where
   const size_t count = roots.tensors.size();
   Instruction one{.kind = InstructionKind::kBackward};
   if (2 * count > static_cast<size_t>(kMostOpInputs)) {
+    const Aside with_grad(*this, true);
     NodePtr sum;
     for (size_t i = 0; i < count; ++i) {
       const NodePtr product = op(Op::kMul, {roots.tensors[i], roots.gradients[i]}, {}, where)[0];
@@ -175,7 +186,7 @@ void Program::backward(const NodePtr& loss, const std::source_location& where) {
         "[gt.backward] nothing that this tensor was made of requires gradients; call requires_grad_() "
         "on parameters before their first use");
   const BackwardOrder order(last);
-  const std::vector<int32_t> scopes = std::exchange(scopes_, {});
+  const Aside without_grad(*this, false);
   std::map<const Piece*, Roots> roots;
   roots[last.get()].tensors = {loss};
   for (const std::shared_ptr<Piece>& piece : order.pieces()) {
@@ -183,36 +194,25 @@ void Program::backward(const NodePtr& loss, const std::source_location& where) {
     for (const Crossing& entry : std::exchange(piece->entries, {})) {
       const NodePtr here =
           take_gradient(entry.result->number, entry.source, entry.result->stage, entry.signal, where);
-      const bool enabled = std::exchange(grad_enabled, false);
       const NodePtr back = cross(here, signal_back(entry), where,
                                  gradient_placement(placer_.tensor(entry.source->number).placement));
-      grad_enabled = enabled;
       Roots& of_source = roots[whole_of(entry.from).get()];
       of_source.tensors.push_back(entry.source);
       of_source.gradients.push_back(back);
     }
+    for (const NodePtr& leaf : std::exchange(piece->leaves, {})) leaf->has_collected = true;
     piece->done = true;
   }
-  ++backwards_;
-  scopes_ = scopes;
 }
 
 NodePtr Program::gradient(const NodePtr& tensor, const std::source_location& where) {
   check_own(tensor);
   if (!tensor->requires_grad)
     throw ConfigError("[gt] this tensor collects no gradient; call requires_grad_() before its first use");
-  if (!tensor->made() || tensor->backward_seen == backwards_) return tensor->grad;
-  tensor->backward_seen = backwards_;
+  if (!std::exchange(tensor->has_collected, false)) return tensor->grad;
   const NodePtr fresh = take_gradient(tensor->number, tensor, tensor->stage, tensor->signal, where);
-  if (tensor->grad) {
-    const bool enabled = std::exchange(grad_enabled, false);
-    const std::vector<int32_t> scopes = std::exchange(scopes_, {});
-    tensor->grad = op(Op::kAdd, {tensor->grad, fresh}, {}, where)[0];
-    grad_enabled = enabled;
-    scopes_ = scopes;
-  } else {
-    tensor->grad = fresh;
-  }
+  const Aside without_grad(*this, false);
+  tensor->grad = tensor->grad ? op(Op::kAdd, {tensor->grad, fresh}, {}, where)[0] : fresh;
   return tensor->grad;
 }
 

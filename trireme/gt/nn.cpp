@@ -121,8 +121,8 @@ void AdamW::zero_grad(source_location where) {
 /// Sums are taken where gradients lie, one for each list of workers; they meet on the first list, and what
 /// comes of them goes back.
 Tensor clip_grad_norm(const std::vector<Tensor>& parameters, double most, source_location where) {
-  const no_grad guard;
-  const std::shared_ptr<Program>& program = Program::current();
+  const std::shared_ptr<Program> program = Program::current();
+  const Program::Aside without_grad(*program, false);
   struct Part {
     Tensor sum;
     int32_t signal = 0;
@@ -133,7 +133,7 @@ Tensor clip_grad_norm(const std::vector<Tensor>& parameters, double most, source
     const Tensor gradient = one.grad(where);
     if (!gradient.defined()) continue;
     Part& part = parts[program->workers_of(*gradient.node())];
-    const Tensor sum = square(gradient, where).sum({}, false, where);
+    const Tensor sum = square(gradient.to(Dtype::kFp32, where), where).sum({}, false, where);
     part.sum = part.sum.defined() ? Operand(part.sum, where) + sum : sum;
     part.signal = one.node()->signal;
     part.gradients.push_back(gradient);
@@ -153,7 +153,9 @@ Tensor clip_grad_norm(const std::vector<Tensor>& parameters, double most, source
   for (auto& [workers, part] : parts) {
     const Tensor here(
         program->cross(scale.node(), part.signal, where, trireme::plan::TensorPlacement::replicate()));
-    for (Tensor& gradient : part.gradients) gradient.copy_(Operand(gradient, where) * here, where);
+    for (Tensor& gradient : part.gradients)
+      gradient.copy_((Operand(gradient.to(Dtype::kFp32, where), where) * here).to(gradient.dtype(), where),
+                     where);
   }
   return norm;
 }

@@ -26,9 +26,10 @@ using trireme::plan::TensorType;
 
 namespace {
 
-/// The program of this thread: a program is made by one.
-std::shared_ptr<Program>& slot() {
-  thread_local std::shared_ptr<Program> program;
+/// The program of this thread: a program is made by one. Workers that are static outlive what a thread owns,
+/// but not a pointer.
+Program*& slot() {
+  thread_local Program* program = nullptr;
   return program;
 }
 
@@ -88,20 +89,21 @@ Program::Program(std::shared_ptr<trireme::controller::ProgramRunner> runner,
                       file_->workers(), runner_->workers());
 }
 
-const std::shared_ptr<Program>& Program::current() {
-  if (!slot())
+std::shared_ptr<Program> Program::current() {
+  if (slot() == nullptr)
     throw ConfigError(
         "[gt] this thread has no workers; keep what gt::gpu_workers(8) or gt::connect() returns");
-  return slot();
+  return slot()->shared_from_this();
 }
 
 bool Program::exists() {
   return slot() != nullptr;
 }
 
-void Program::make_current(std::shared_ptr<Program> program) {
-  if (program && slot()) throw ConfigError("[gt] this thread has workers already; give those back first");
-  slot() = std::move(program);
+void Program::make_current(Program* program) {
+  if (program != nullptr && slot() != nullptr)
+    throw ConfigError("[gt] this thread has workers already; give those back first");
+  slot() = program;
 }
 
 int32_t Program::add_signal(UsedSignal used) {
@@ -271,7 +273,7 @@ void Program::make_at(const NodePtr& tensor, int32_t signal, std::optional<Tenso
   const UsedSignal& used = this->signal(signal);
   tensor->signal = signal;
   tensor->stage = used.to_stage >= 0 ? used.to_stage : used.stage;
-  std::vector<Instruction> steps = std::exchange(tensor->pending, {});
+  std::vector<Instruction> steps = tensor->pending;
   for (size_t i = 0; i < steps.size(); ++i) {
     Instruction& step = steps[i];
     const bool is_last = i + 1 == steps.size();
@@ -283,11 +285,13 @@ void Program::make_at(const NodePtr& tensor, int32_t signal, std::optional<Tenso
     step.output[0] = is_last ? tensor->number : next_++;
     if (step.kind == InstructionKind::kInput) {
       step.attributes.whole[1] = next_outside_++;
-      runner_->put(step.attributes.whole[1], used.signal.workers.front(), std::exchange(tensor->value, {}));
+      runner_->put(step.attributes.whole[1], used.signal.workers.front(), tensor->value);
     }
     emit(step, tensor->stage, where);
     if (i > 0) freed_.emplace_back(before, tensor->stage);
   }
+  tensor->pending = {};
+  tensor->value = {};
   tensor->begin();
   if (!tensor->requires_grad) return;
   Instruction track{.kind = InstructionKind::kTrack, .inputs = 1};
@@ -326,8 +330,7 @@ void Program::check_written(Op op, const std::vector<NodePtr>& inputs,
     if (writes_operand(op, i) && inputs[i]->memory.use_count() > 1)
       throw ConfigError(
           "[gt] {}: {} would write a tensor whose memory another one shares, which was reshaped, sliced, "
-          "transposed or "
-          "crossed from it, or it from that; write to a copy (x + 0), or let the other go",
+          "transposed or crossed from it, or it from that; write to a copy (x + 0), or let the other go",
           place_of(where), op);
   }
   const bool adds = op == Op::kAddInto || op == Op::kCopyInto;
@@ -346,6 +349,9 @@ std::vector<NodePtr> Program::op(Op op, const std::vector<NodePtr>& inputs, cons
   one.no_grad = !grad_enabled;
   const bool in_place = trireme::plan::record_of(op).in_place;
   for (const NodePtr& input : inputs) check_own(input);
+  if (inputs.size() > one.input.size())
+    throw ConfigError("[gt] {}: {} tensors for {}; it takes up to {}, so do it in several", place_of(where),
+                      inputs.size(), op, one.input.size());
   if (inputs.empty()) {
     NodePtr node = new_node(trireme::plan::factor_map(op, {}, attributes).results[0], Instruction::kNoSignal);
     one.outputs = 1;

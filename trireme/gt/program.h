@@ -8,6 +8,7 @@
 #include <optional>
 #include <source_location>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "trireme/controller/program_runner.h"
@@ -46,6 +47,7 @@ struct Crossing {
 /// Tensors whose gradients one backward pass computes: all that depend on each other between crossings.
 struct Piece {
   std::vector<Crossing> entries = {};
+  std::vector<NodePtr> leaves = {};    ///< that collect a gradient of it
   std::shared_ptr<Piece> joined = {};  ///< the piece that this one is part of by now
   bool done = false;                   ///< gradients went back, and workers keep nothing for them
 };
@@ -65,8 +67,8 @@ struct Node {
   std::shared_ptr<const char> memory = std::make_shared<const char>();
   std::shared_ptr<Piece> piece = {};
   bool requires_grad = false;
-  NodePtr grad = {};          ///< what was taken until now
-  int64_t backward_seen = 0;  ///< Program::backwards_ when gradients were taken last
+  NodePtr grad = {};           ///< what was taken until now
+  bool has_collected = false;  ///< a backward pass has reached it since its gradient was taken
 
   bool made() const { return life != nullptr; }
   void begin() { life = std::make_shared<Number>(program, number, stage); }
@@ -85,10 +87,11 @@ class Program : public std::enable_shared_from_this<Program> {
           const std::optional<trireme::plan::Signals>& signals, bool is_explicit, bool auto_shard);
 
   /// The program that this thread makes. Throws ConfigError where there is none.
-  static const std::shared_ptr<Program>& current();
+  static std::shared_ptr<Program> current();
   /// Whether there is one.
   static bool exists();
-  static void make_current(std::shared_ptr<Program> program);
+  /// Throws ConfigError where there is another one; nullptr: none any more.
+  static void make_current(Program* program);
 
   trireme::controller::ProgramRunner& runner() { return *runner_; }
   const UsedSignal& signal(int32_t number) const { return signals_.at(static_cast<size_t>(number)); }
@@ -96,7 +99,27 @@ class Program : public std::enable_shared_from_this<Program> {
   int32_t signal_named(const std::string& name);
   void enter(int32_t signal) { scopes_.push_back(signal); }
   void leave() { scopes_.pop_back(); }
-  /// Of the innermost scope; none: kNoSignal.
+
+  /// While it lives, what the program does for itself is in no scope of the user, with gradients or without.
+  class Aside {
+   public:
+    Aside(Program& program, bool with_grad)
+        : program_(program),
+          scopes_(std::exchange(program.scopes_, {})),
+          grad_enabled_(std::exchange(program.grad_enabled, with_grad)) {}
+    ~Aside() {
+      program_.scopes_ = std::move(scopes_);
+      program_.grad_enabled = grad_enabled_;
+    }
+    Aside(const Aside&) = delete;
+    Aside& operator=(const Aside&) = delete;
+
+   private:
+    Program& program_;
+    std::vector<int32_t> scopes_;
+    bool grad_enabled_;
+  };
+  /// The signal of the innermost scope; none: kNoSignal.
   int32_t scope() const;
   const std::vector<int64_t>& workers_of(const Node& node) const;
 
@@ -122,6 +145,7 @@ class Program : public std::enable_shared_from_this<Program> {
   void log_to(const std::string& path) { log_ = std::make_unique<InstructionLog>(path); }
 
   bool grad_enabled = true;
+  int64_t next_seed = 42;
 
   /// An instruction and the stage to which it belongs; -1: to none.
   struct Recorded {
@@ -171,7 +195,7 @@ class Program : public std::enable_shared_from_this<Program> {
   std::vector<Recorded>* recording_ = nullptr;
   std::unique_ptr<InstructionLog> log_;
   uint32_t next_ = 0;
-  int64_t next_outside_ = 1, backwards_ = 0, stages_ = 0;
+  int64_t next_outside_ = 1, stages_ = 0;
 };
 
 /// The piece that this one is part of by now.

@@ -5,7 +5,9 @@
 #include <algorithm>
 #include <array>
 #include <map>
+#include <set>
 #include <tuple>
+#include <utility>
 
 #include "trireme/base/error.h"
 #include "trireme/base/text.h"
@@ -27,31 +29,36 @@ namespace {
 /// A pass: whether forward, its stage, its micro-batch.
 using PassKey = std::tuple<bool, int64_t, int64_t>;
 
-/// What each pass gives its workers.
+/// The instructions of each pass.
 class Passes {
  public:
   /// Sorts what was recorded for a micro-batch by stage. What belongs to none goes with the last one before
-  /// it, and a tensor is freed by the pass that used it last, whenever its handle ended.
+  /// it.
   void deal(bool forward, int64_t micro_batch, const std::vector<Program::Recorded>& recorded) {
     int64_t stage = 0;
     all_.insert(all_.end(), recorded.begin(), recorded.end());
     for (const Program::Recorded& one : recorded) {
       if (one.stage >= 0) stage = one.stage;
-      PassKey pass{forward, stage, micro_batch};
-      const Instruction& instruction = one.instruction;
-      if (instruction.kind == InstructionKind::kFree) {
-        const auto used = last_uses_.find(instruction.input[0]);
-        if (used != last_uses_.end()) pass = used->second;
-      }
-      for (size_t i = 0; i < instruction.inputs; ++i) last_uses_[instruction.input[i]] = pass;
-      for (size_t i = 0; i < instruction.outputs; ++i) last_uses_[instruction.output[i]] = pass;
-      passes_[pass].push_back(one);
+      const bool frees = one.instruction.kind == InstructionKind::kFree;
+      (frees ? frees_ : passes_[{forward, stage, micro_batch}]).push_back(one);
     }
   }
 
   /// In the order in which they were recorded.
   const std::vector<Program::Recorded>& all() const { return all_; }
 
+  /// In the order of these passes, each tensor freed behind its last use. Throws ConfigError for a tensor
+  /// that would be used before it is made.
+  std::vector<Program::Recorded> in_order(const std::vector<StagePass>& order, int64_t stages) const {
+    std::vector<Program::Recorded> ordered;
+    for (const StagePass& pass : order) {
+      for (const Program::Recorded& one : of(pass, stages)) ordered.push_back(one);
+    }
+    check(ordered);
+    return with_frees(ordered);
+  }
+
+ private:
   /// A backward pass for the input leaves gradients of weights to that for the weights, under a number of its
   /// own.
   std::vector<Program::Recorded> of(const StagePass& pass, int64_t stages) const {
@@ -70,10 +77,50 @@ class Passes {
     return pass.kind == ActionKind::kBackwardWeight ? weights : recorded;
   }
 
- private:
+  void check(const std::vector<Program::Recorded>& ordered) const {
+    std::set<uint32_t> open;  // made in the schedule, and not yet
+    for (const Program::Recorded& one : all_) {
+      for (size_t i = 0; i < one.instruction.outputs; ++i) open.insert(one.instruction.output[i]);
+    }
+    for (const Program::Recorded& one : ordered) {
+      for (size_t i = 0; i < one.instruction.inputs; ++i) {
+        if (open.contains(one.instruction.input[i]))
+          throw ConfigError(
+              "[gt.schedule] line {}: what a stage does for a micro-batch is one pass, and this needs a "
+              "tensor that "
+              "comes later, from a stage behind; give it a stage of its own in the file of signals",
+              one.instruction.line);
+      }
+      for (size_t i = 0; i < one.instruction.outputs; ++i) open.erase(one.instruction.output[i]);
+    }
+  }
+
+  std::vector<Program::Recorded> with_frees(const std::vector<Program::Recorded>& ordered) const {
+    std::map<uint32_t, size_t> last_uses;
+    for (size_t at = 0; at < ordered.size(); ++at) {
+      const Instruction& one = ordered[at].instruction;
+      for (size_t i = 0; i < one.inputs; ++i) last_uses[one.input[i]] = at;
+      for (size_t i = 0; i < one.outputs; ++i) last_uses[one.output[i]] = at;
+    }
+    std::multimap<size_t, Program::Recorded> behind;
+    std::vector<Program::Recorded> all;
+    for (const Program::Recorded& one : frees_) {
+      const auto used = last_uses.find(one.instruction.input[0]);
+      if (used == last_uses.end()) {
+        all.push_back(one);  // of a tensor from before
+      } else {
+        behind.emplace(used->second, one);
+      }
+    }
+    for (size_t at = 0; at < ordered.size(); ++at) {
+      all.push_back(ordered[at]);
+      for (auto [next, end] = behind.equal_range(at); next != end; ++next) all.push_back(next->second);
+    }
+    return all;
+  }
+
   std::map<PassKey, std::vector<Program::Recorded>> passes_;
-  std::map<uint32_t, PassKey> last_uses_;
-  std::vector<Program::Recorded> all_;
+  std::vector<Program::Recorded> all_, frees_;
 };
 
 ScheduleName schedule_named(const std::string& name) {
@@ -149,27 +196,31 @@ class Recording {
 std::vector<Tensor> schedule(const std::string& name, int64_t micro_batches,
                              const std::function<Tensor(int64_t micro_batch)>& loss_of,
                              source_location where) {
-  const std::shared_ptr<Program>& program = Program::current();
+  const std::shared_ptr<Program> program = Program::current();
   const Schedule made = schedule_for(*program, name, micro_batches);
   std::vector<Tensor> losses;
+  std::vector<Program::Recorded> ordered;
   Passes passes;
   try {
-    Recording recording(*program, passes);
-    for (int64_t micro_batch = 0; micro_batch < micro_batches; ++micro_batch) {
-      losses.push_back(loss_of(micro_batch));
-      {
-        const Tensor share = Operand(losses.back(), where) * (1.0 / static_cast<double>(micro_batches));
-        recording.end_pass(true, micro_batch);
-        share.backward(where);
+    {
+      Recording recording(*program, passes);
+      for (int64_t micro_batch = 0; micro_batch < micro_batches; ++micro_batch) {
+        losses.push_back(loss_of(micro_batch));
+        {
+          const Tensor share = Operand(losses.back(), where) * (1.0 / static_cast<double>(micro_batches));
+          recording.end_pass(true, micro_batch);
+          share.backward(where);
+        }
+        recording.end_pass(false, micro_batch);
       }
-      recording.end_pass(false, micro_batch);
     }
+    ordered = passes.in_order(in_one_order(made), made.stages);
   } catch (...) {
     // The program knows these tensors, and whatever comes next may use or free them.
     program->submit(passes.all());
     throw;
   }
-  for (const StagePass& pass : in_one_order(made)) program->submit(passes.of(pass, made.stages));
+  program->submit(ordered);
   program->flush();
   return losses;
 }

@@ -7,7 +7,7 @@ namespace gt {
 namespace signal {
 
 context::context(const std::string& name) {
-  const std::shared_ptr<Program>& program = Program::current();
+  const std::shared_ptr<Program> program = Program::current();
   program->enter(program->signal_named(name));
 }
 
@@ -18,7 +18,7 @@ context::~context() {
 }  // namespace signal
 
 Tensor here(const Tensor& x, source_location where) {
-  const std::shared_ptr<Program>& program = Program::current();
+  const std::shared_ptr<Program> program = Program::current();
   if (program->scope() == trireme::plan::Instruction::kNoSignal) return x;
   return Tensor(program->cross(x.node(), program->scope(), where));
 }

@@ -20,15 +20,6 @@ using trireme::plan::TensorType;
 
 namespace {
 
-OpAttributes numbers(std::vector<int64_t> whole, std::vector<double> real = {},
-                     std::vector<int64_t> list = {}) {
-  OpAttributes attributes;
-  std::ranges::copy(whole, attributes.whole.begin());
-  std::ranges::copy(real, attributes.real.begin());
-  attributes.set_items(list);
-  return attributes;
-}
-
 const NodePtr& node_of(const Tensor& tensor) {
   if (!tensor.defined()) throw ConfigError("[gt] this tensor is empty; make it before its use");
   return tensor.node();
@@ -61,14 +52,9 @@ float from_half(uint16_t half) {
   return std::bit_cast<float>(sign | wide << 23 | fraction << 13);
 }
 
-int64_t& next_seed() {
-  thread_local int64_t seed = 42;
-  return seed;
-}
-
 }  // namespace
 
-/// What a schedule records goes to workers when all micro-batches have been called for.
+/// Recorded instructions go to workers when all micro-batches have been called for.
 std::string Value::take() {
   if (!bytes_.valid())
     throw ConfigError("[gt] this value was read before; keep what it gave, or fetch again");
@@ -144,7 +130,7 @@ void Tensor::backward(source_location where) const {
 }
 
 Value Tensor::fetch(source_location where) const {
-  const std::shared_ptr<Program>& program = Program::current();
+  const std::shared_ptr<Program> program = Program::current();
   return {program->fetch(node_of(*this), where), node_->type, program->is_recording()};
 }
 
@@ -158,44 +144,45 @@ double Tensor::item(source_location where) const {
 }
 
 Tensor Tensor::reshape(Shape shape, source_location where) const {
-  return apply(Op::kReshape, {*this}, numbers({}, {}, std::move(shape)), where);
+  return apply(Op::kReshape, {*this}, OpAttributes::of({}, {}, std::move(shape)), where);
 }
 Tensor Tensor::transpose(int64_t dim0, int64_t dim1, source_location where) const {
-  return apply(Op::kTranspose, {*this}, numbers({dim0, dim1}), where);
+  return apply(Op::kTranspose, {*this}, OpAttributes::of({dim0, dim1}), where);
 }
 Tensor Tensor::unsqueeze(int64_t dim, source_location where) const {
-  return apply(Op::kUnsqueeze, {*this}, numbers({dim}), where);
+  return apply(Op::kUnsqueeze, {*this}, OpAttributes::of({dim}), where);
 }
 Tensor Tensor::squeeze(int64_t dim, source_location where) const {
-  return apply(Op::kSqueeze, {*this}, numbers({dim}), where);
+  return apply(Op::kSqueeze, {*this}, OpAttributes::of({dim}), where);
 }
 Tensor Tensor::slice(int64_t dim, int64_t begin, int64_t end, source_location where) const {
-  return apply(Op::kSlice, {*this}, numbers({dim, begin, end}), where);
+  return apply(Op::kSlice, {*this}, OpAttributes::of({dim, begin, end}), where);
 }
 
 std::vector<Tensor> Tensor::split(std::vector<int64_t> sizes, int64_t dim, source_location where) const {
   std::vector<Tensor> parts;
-  for (const NodePtr& part :
-       Program::current()->op(Op::kSplit, {node_of(*this)}, numbers({dim}, {}, std::move(sizes)), where))
+  for (const NodePtr& part : Program::current()->op(Op::kSplit, {node_of(*this)},
+                                                    OpAttributes::of({dim}, {}, std::move(sizes)), where))
     parts.emplace_back(part);
   return parts;
 }
 
 Tensor Tensor::sum(std::vector<int64_t> dims, bool keep, source_location where) const {
-  return apply(Op::kSum, {*this}, numbers({keep}, {}, std::move(dims)), where);
+  return apply(Op::kSum, {*this}, OpAttributes::of({keep}, {}, std::move(dims)), where);
 }
 Tensor Tensor::mean(std::vector<int64_t> dims, bool keep, source_location where) const {
-  return apply(Op::kMean, {*this}, numbers({keep}, {}, std::move(dims)), where);
+  return apply(Op::kMean, {*this}, OpAttributes::of({keep}, {}, std::move(dims)), where);
 }
 Tensor Tensor::max(std::vector<int64_t> dims, bool keep, source_location where) const {
-  return apply(Op::kMax, {*this}, numbers({keep}, {}, std::move(dims)), where);
+  return apply(Op::kMax, {*this}, OpAttributes::of({keep}, {}, std::move(dims)), where);
 }
 Tensor Tensor::min(std::vector<int64_t> dims, bool keep, source_location where) const {
-  return apply(Op::kMin, {*this}, numbers({keep}, {}, std::move(dims)), where);
+  return apply(Op::kMin, {*this}, OpAttributes::of({keep}, {}, std::move(dims)), where);
 }
 Tensor Tensor::to(Dtype dtype, source_location where) const {
-  return dtype == this->dtype() ? *this
-                                : apply(Op::kCast, {*this}, numbers({static_cast<int64_t>(dtype)}), where);
+  return dtype == this->dtype()
+             ? *this
+             : apply(Op::kCast, {*this}, OpAttributes::of({static_cast<int64_t>(dtype)}), where);
 }
 
 Tensor& Tensor::add_(const Tensor& other, source_location where) {
@@ -229,27 +216,28 @@ Tensor operator>(Operand a, const Tensor& b) {
   return binary(Op::kGt, a, b);
 }
 Tensor operator+(Operand a, double by) {
-  return apply(Op::kShift, {a.tensor}, numbers({}, {by}), a.where);
+  return apply(Op::kShift, {a.tensor}, OpAttributes::of({}, {by}), a.where);
 }
 Tensor operator-(Operand a, double by) {
-  return apply(Op::kShift, {a.tensor}, numbers({}, {-by}), a.where);
+  return apply(Op::kShift, {a.tensor}, OpAttributes::of({}, {-by}), a.where);
 }
 Tensor operator*(Operand a, double by) {
-  return apply(Op::kScale, {a.tensor}, numbers({}, {by}), a.where);
+  return apply(Op::kScale, {a.tensor}, OpAttributes::of({}, {by}), a.where);
 }
 Tensor operator*(double by, Operand a) {
-  return apply(Op::kScale, {a.tensor}, numbers({}, {by}), a.where);
+  return apply(Op::kScale, {a.tensor}, OpAttributes::of({}, {by}), a.where);
 }
 Tensor operator/(Operand a, double by) {
   if (by == 0) throw ConfigError("[gt] a tensor is divided by 0");
-  return apply(Op::kScale, {a.tensor}, numbers({}, {1 / by}), a.where);
+  return apply(Op::kScale, {a.tensor}, OpAttributes::of({}, {1 / by}), a.where);
 }
 Tensor operator-(Operand a) {
   return apply(Op::kNeg, {a.tensor}, {}, a.where);
 }
 
 Tensor full(Shape shape, double value, Dtype dtype, source_location where) {
-  return apply(Op::kFull, {}, numbers({static_cast<int64_t>(dtype)}, {value}, std::move(shape)), where);
+  return apply(Op::kFull, {}, OpAttributes::of({static_cast<int64_t>(dtype)}, {value}, std::move(shape)),
+               where);
 }
 Tensor zeros(Shape shape, Dtype dtype, source_location where) {
   return full(std::move(shape), 0, dtype, where);
@@ -258,15 +246,17 @@ Tensor ones(Shape shape, Dtype dtype, source_location where) {
   return full(std::move(shape), 1, dtype, where);
 }
 Tensor randn(Shape shape, Dtype dtype, source_location where) {
-  return apply(Op::kRandn, {}, numbers({static_cast<int64_t>(dtype), next_seed()++}, {}, std::move(shape)),
-               where);
+  return apply(
+      Op::kRandn, {},
+      OpAttributes::of({static_cast<int64_t>(dtype), Program::current()->next_seed++}, {}, std::move(shape)),
+      where);
 }
 Tensor arange(int64_t size, source_location where) {
-  return apply(Op::kArange, {}, numbers({size}), where);
+  return apply(Op::kArange, {}, OpAttributes::of({size}), where);
 }
 
 void manual_seed(int64_t seed) {
-  next_seed() = seed;
+  Program::current()->next_seed = seed;
 }
 
 Tensor tensor(const std::vector<float>& values, Shape shape, source_location where) {
@@ -292,7 +282,7 @@ Tensor where(const Tensor& condition, const Tensor& a, const Tensor& b, source_l
   return apply(Op::kWhere, {condition, a, b}, {}, at);
 }
 Tensor cat(const std::vector<Tensor>& tensors, int64_t dim, source_location at) {
-  return apply(Op::kCat, tensors, numbers({dim}), at);
+  return apply(Op::kCat, tensors, OpAttributes::of({dim}), at);
 }
 Tensor exp(const Tensor& x, source_location at) {
   return apply(Op::kExp, {x}, {}, at);
@@ -328,7 +318,7 @@ Tensor silu(const Tensor& x, source_location at) {
   return apply(Op::kSilu, {x}, {}, at);
 }
 Tensor dropout(const Tensor& x, double p, int64_t seed, source_location at) {
-  return apply(Op::kDropout, {x}, numbers({seed}, {p}), at);
+  return apply(Op::kDropout, {x}, OpAttributes::of({seed}, {p}), at);
 }
 
 no_grad::no_grad() : before_(std::exchange(Program::current()->grad_enabled, false)) {}
@@ -347,19 +337,19 @@ Tensor embedding(const Tensor& words, const Tensor& table, source_location at) {
 }
 Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, bool causal, double scale,
                  source_location at) {
-  return apply(Op::kAttention, {q, k, v}, numbers({causal}, {scale}), at);
+  return apply(Op::kAttention, {q, k, v}, OpAttributes::of({causal}, {scale}), at);
 }
 Tensor softmax(const Tensor& x, int64_t dim, source_location at) {
-  return apply(Op::kSoftmax, {x}, numbers({dim}), at);
+  return apply(Op::kSoftmax, {x}, OpAttributes::of({dim}), at);
 }
 Tensor log_softmax(const Tensor& x, int64_t dim, source_location at) {
-  return apply(Op::kLogSoftmax, {x}, numbers({dim}), at);
+  return apply(Op::kLogSoftmax, {x}, OpAttributes::of({dim}), at);
 }
 Tensor layer_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, double eps, source_location at) {
-  return apply(Op::kLayerNorm, {x, weight, bias}, numbers({}, {eps}), at);
+  return apply(Op::kLayerNorm, {x, weight, bias}, OpAttributes::of({}, {eps}), at);
 }
 Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps, source_location at) {
-  return apply(Op::kRmsNorm, {x, weight}, numbers({}, {eps}), at);
+  return apply(Op::kRmsNorm, {x, weight}, OpAttributes::of({}, {eps}), at);
 }
 Tensor cross_entropy(const Tensor& logits, const Tensor& targets, source_location at) {
   return apply(Op::kCrossEntropy, {logits, targets}, {}, at);

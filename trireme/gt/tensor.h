@@ -27,7 +27,7 @@ class Value {
   /// Waits. Of fp32, bf16 and fp16 tensors, in row-major order. Throws trireme::CommError with the worker and
   /// the cause where it cannot come, trireme::ConfigError for other dtypes, and where it was read before.
   std::vector<float> floats();
-  /// Of int64 and bool tensors.
+  /// The values of int64 and bool tensors; throws alike.
   std::vector<int64_t> integers();
 
  private:
@@ -52,8 +52,8 @@ class Tensor {
   /// Gradients of what is made of it are collected. Throws ConfigError for dtypes that have none.
   Tensor& requires_grad_(source_location where = source_location::current());
   bool requires_grad() const;
-  /// What backward passes have collected since zero_grad(); the same placement. Throws ConfigError without
-  /// requires_grad_().
+  /// The gradient that backward passes have collected since zero_grad(), placed alike; empty: none has
+  /// reached it. Throws ConfigError without requires_grad_().
   Tensor grad(source_location where = source_location::current()) const;
   void zero_grad(source_location where = source_location::current()) const;
   /// From a tensor of one element back to all that require gradients, through all stages.

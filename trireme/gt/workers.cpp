@@ -56,18 +56,17 @@ Options Options::from_environment(const Environment& environment) {
 Workers::Workers(std::shared_ptr<ProgramRunner> runner, const Options& options) : runner_(std::move(runner)) {
   std::optional<trireme::plan::Signals> signals;
   if (!options.signals.empty()) signals = trireme::plan::load_signals(options.signals);
-  auto program = std::make_shared<Program>(runner_, signals, options.is_explicit, options.auto_shard);
-  if (!options.instruction_log.empty()) program->log_to(options.instruction_log);
-  Program::make_current(std::move(program));
+  program_ = std::make_shared<Program>(runner_, signals, options.is_explicit, options.auto_shard);
+  if (!options.instruction_log.empty()) program_->log_to(options.instruction_log);
+  Program::make_current(program_.get());
 }
 
 Workers::~Workers() {
-  if (!runner_) return;
-  Program::make_current(nullptr);
+  if (program_ && Program::exists() && Program::current() == program_) Program::make_current(nullptr);
 }
 
 void Workers::flush() {
-  Program::current()->flush();
+  program_->flush();
 }
 
 Workers connect(int64_t port, const Options& options) {

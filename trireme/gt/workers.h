@@ -29,6 +29,8 @@ struct Options {
   static Options from_environment(const trireme::Environment& environment = trireme::Environment::process());
 };
 
+class Program;
+
 /// As long as it lives, this thread's calls make the program of its workers; tensors end with it.
 class [[nodiscard]] Workers {
  public:
@@ -46,6 +48,7 @@ class [[nodiscard]] Workers {
 
  private:
   std::shared_ptr<trireme::controller::ProgramRunner> runner_;
+  std::shared_ptr<Program> program_;
 };
 
 /// Starts a server and `count` workers on this machine, one a GPU, or on the CPU, and says so. They end with

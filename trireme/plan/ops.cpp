@@ -112,6 +112,18 @@ void OpAttributes::set_items(std::span<const int64_t> items) {
   listed = std::ssize(items);
 }
 
+OpAttributes OpAttributes::of(const std::vector<int64_t>& whole, const std::vector<double>& real,
+                              const std::vector<int64_t>& list) {
+  TRIREME_CHECK(whole.size() <= kMostWhole && real.size() <= kMostReal,
+                "[plan.ops] {} whole numbers and {} others; there may be {} and {}", whole.size(),
+                real.size(), kMostWhole, kMostReal);
+  OpAttributes attributes;
+  std::ranges::copy(whole, attributes.whole.begin());
+  std::ranges::copy(real, attributes.real.begin());
+  attributes.set_items(list);
+  return attributes;
+}
+
 const OpRecord& record_of(Op op) {
   const OpRecord& record = kOpRecords[static_cast<size_t>(op)];
   TRIREME_CHECK(record.op == op, "[plan.ops] the table has {} in the place of {}", record.op, op);

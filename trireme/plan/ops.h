@@ -7,6 +7,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "trireme/plan/choices.h"
 #include "trireme/plan/region.h"
@@ -119,6 +120,9 @@ struct OpAttributes {
 
   std::span<const int64_t> items() const { return {list.data(), static_cast<size_t>(listed)}; }
   void set_items(std::span<const int64_t> items);
+  /// Numbers that are not given are 0.
+  static OpAttributes of(const std::vector<int64_t>& whole, const std::vector<double>& real = {},
+                         const std::vector<int64_t>& list = {});
   bool operator==(const OpAttributes&) const = default;
 };
 

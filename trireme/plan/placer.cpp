@@ -44,9 +44,11 @@ std::string plan_key(const Instruction& one, const std::vector<PlacedTensor>& op
   return key;
 }
 
-/// The step of AdamW changes with every step of a run, and no plan follows from it.
+/// Steps of AdamW and seeds change with every step of a run, and no plan follows from them.
 Instruction without_numbers(Instruction one) {
   if (one.op == Op::kAdamw) one.attributes.whole[0] = 1;
+  if (one.op == Op::kDropout) one.attributes.whole[0] = 0;
+  if (one.op == Op::kRandn) one.attributes.whole[1] = 0;
   if (one.op != Op::kDropout) one.attributes.real = {};
   return one;
 }

@@ -92,7 +92,7 @@ double Rates::product(const std::string& dtype, ProductPass pass, double rows, d
                                                                                              inner);
 }
 
-/// Of the head sizes that were measured the nearest; between lengths a power of them.
+/// The rate of the nearest head size that was measured; between lengths a power of them.
 AttentionRate Rates::attention_of(const std::string& dtype, int64_t length, int64_t head_dim) const {
   const std::vector<AttentionRate>& all = of_dtype(attention, dtype, device, "attention");
   const auto distance = [&](const AttentionRate& rate) {

@@ -21,7 +21,7 @@ struct ActionCosts {
   std::vector<double> sum = {};     ///< seconds in which gradients of micro-batches are added; empty: nothing
 };
 
-/// What all ranks have in common.
+/// Facts that all ranks have in common.
 struct TimingSetting {
   std::function<double(const Transfer&)> transfer_s;  ///< of collectives and messages
   bool beside = false;                                ///< communication runs beside computation

@@ -1,6 +1,7 @@
 #include "trireme/tensor/numbered_tensors.h"
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 #include <fmt/ranges.h>
 #include <torch/csrc/autograd/autograd.h>
 
@@ -25,7 +26,7 @@ using plan::TensorPlacement;
 /// Links to and from ranks of the other group, by global rank. Both directions are made at the first
 /// crossing, so that no rank waits for another one when the first gradient comes back.
 struct NumberedTensors::Meeting {
-  /// What was posted on a link and not waited for, the oldest first.
+  /// Tensors that were posted on a link and not waited for, the oldest first.
   struct Receiver {
     std::shared_ptr<comm::Link> link;
     std::deque<uint32_t> posted = {};
@@ -58,6 +59,12 @@ at::Tensor& NumberedTensors::local(uint32_t number) {
   const auto arrival = arrivals_.find(number);
   if (arrival != arrivals_.end()) {
     at::Tensor value = take(arrival->second);
+    if (arrival->second.tracked) {
+      // What crossed is a view of its leaf: only parameters are leaves themselves, whose gradients may wait.
+      const at::Tensor leaf = value.requires_grad_(true);
+      leaves_.emplace(number, leaf);
+      value = leaf.view_as(leaf);
+    }
     arrivals_.erase(arrival);
     return tensors_.emplace(number, std::move(value)).first->second;
   }
@@ -70,6 +77,7 @@ at::Tensor& NumberedTensors::local(uint32_t number) {
 void NumberedTensors::clear() {
   while (!arrivals_.empty()) local(arrivals_.begin()->first);
   tensors_.clear();
+  leaves_.clear();
   later_.clear();
   placer_.clear();
 }
@@ -109,6 +117,7 @@ void NumberedTensors::run_here(const Instruction& instruction, const PlacedInstr
     case InstructionKind::kFree:
       local(instruction.input[0]);  // a message that nobody used is on its way
       tensors_.erase(instruction.input[0]);
+      leaves_.erase(instruction.input[0]);
       return;
     case InstructionKind::kTrack:
       return track(instruction.input[0]);
@@ -187,10 +196,13 @@ void NumberedTensors::run_cross(const Instruction& instruction, const PlacedInst
     const at::Tensor sent =
         moved(local(instruction.input[0]), source.placement, cross.sent, cross.from, source.type.shape);
     if (cross.from == cross.to) {
-      tensors_.emplace(number, moved(sent, cross.sent, made.placement, cross.to, made.type.shape));
+      arrivals_.emplace(number, Arrival{.made = made, .sent = cross.sent, .value = sent});
       return;
     }
-    send_across(sent.contiguous(), cross);
+    // Nobody writes to what is on its way, and the program may write to the source.
+    send_across(sent.is_alias_of(local(instruction.input[0])) ? sent.clone(at::MemoryFormat::Contiguous)
+                                                              : sent.contiguous(),
+                cross);
   }
   if (place_in(cross.to) >= 0) expect(number, made, cross);
 }
@@ -234,8 +246,7 @@ at::Tensor NumberedTensors::take(Arrival& arrival) {
     arrivals_.at(oldest).value = arrival.receiver->link->wait();
   }
   const PlacedTensor& made = arrival.made;
-  at::Tensor value = moved(arrival.value, arrival.sent, made.placement, made.group, made.type.shape);
-  return arrival.tracked ? value.requires_grad_(true) : value;
+  return moved(arrival.value, arrival.sent, made.placement, made.group, made.type.shape);
 }
 
 /// A tensor that has not arrived is tracked when it has.
@@ -272,11 +283,14 @@ void NumberedTensors::run_weights(int64_t later) {
 }
 
 void NumberedTensors::run_gradient(const Instruction& instruction, const PlacedInstruction& placed) {
-  at::Tensor& leaf = local(instruction.input[0]);
+  const uint32_t number = instruction.input[0];
+  at::Tensor& here = local(number);
+  const auto crossed = leaves_.find(number);
+  at::Tensor& leaf = crossed == leaves_.end() ? here : crossed->second;
   at::Tensor gradient = leaf.grad();
   leaf.mutable_grad() = at::Tensor();
   if (!gradient.defined()) gradient = at::zeros_like(leaf, leaf.options().requires_grad(false));
-  // Of a tracked sum every rank holds a term, and its gradient has the shape of the whole, as the term has.
+  // Every rank holds a term of a tracked sum, and its gradient has the shape of the whole, as the term has.
   TRIREME_CHECK(gradient.sizes() == leaf.sizes(), "[tensor.program] a gradient of another shape: {}",
                 plan::to_text(placed.results[0].placement));
   tensors_.emplace(instruction.output[0], gradient.detach());

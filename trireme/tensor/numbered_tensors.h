@@ -85,6 +85,7 @@ class NumberedTensors {
   plan::Placer placer_;
   std::unordered_map<uint32_t, at::Tensor> tensors_;
   std::map<uint32_t, Arrival> arrivals_;
+  std::unordered_map<uint32_t, at::Tensor> leaves_;         ///< of tensors that crossed, where gradients end
   std::map<int64_t, std::shared_ptr<comm::Group>> groups_;  ///< of several ranks, this one among them
   std::map<std::pair<int64_t, int64_t>, std::unique_ptr<Meeting>> meetings_;
   std::map<int64_t, nn::DeferredGradients> later_;  ///< of backward passes, by number
