@@ -36,6 +36,7 @@
 #include "trireme/comm/progress_board.h"
 #include "trireme/comm/rendezvous.h"
 #include "trireme/kernels/device.h"
+#include "trireme/kernels/repeatable.h"
 
 namespace trireme::comm {
 
@@ -338,6 +339,7 @@ World::World(Seat seat)
       hosts_store_(seat.hosts_store),
       peers_(seat.peers) {
   ignore_broken_pipes();
+  kernels::choose_vector_functions();  // ranks may be threads of one process
   TRIREME_CHECK(device_.is_cpu() || device_.has_index(), "[comm.join] device {} has no index", device_.str());
   if (size_ == 1) return;
   pairs_ = std::make_shared<PairGroups>();

@@ -1,6 +1,6 @@
 #include "trireme/kernels/repeatable.h"
 
-#include <ATen/Context.h>
+#include <ATen/ATen.h>
 
 #include <mutex>
 #include <optional>
@@ -63,6 +63,11 @@ TunedConvolutions::TunedConvolutions(bool on) : on_(on), before_(at::globalConte
 
 TunedConvolutions::~TunedConvolutions() {
   if (on_) at::globalContext().setBenchmarkCuDNN(before_);
+}
+
+void choose_vector_functions() {
+  static std::once_flag chosen;
+  std::call_once(chosen, [] { at::zeros({1}, at::kFloat).exp(); });
 }
 
 bool must_repeat() {

@@ -36,6 +36,11 @@ class TunedConvolutions {
   bool on_, before_;
 };
 
+/// Has MKL choose its vector functions (exp, log, tanh, erf) for this processor. It chooses in the first call
+/// of a process and takes no lock for it, so that of several threads that make the first call at once one may
+/// compute with functions of other bits. Threads that compute are started after this. Does it once.
+void choose_vector_functions();
+
 /// Whether kernels must repeat their bits now: a Repeatable lives, or torch was told so by other means.
 bool must_repeat();
 
