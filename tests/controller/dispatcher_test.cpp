@@ -26,7 +26,7 @@ TEST(Dispatcher, AllWorkersGetTheSameInOneOrderOverBothKindsOfSockets) {
       for (int64_t i = 0; i < 3; ++i) EXPECT_EQ(client->workers()[static_cast<size_t>(i)].number, i);
       client->define_scope(1, "stage0", {0, 1});
       EXPECT_EQ(client->submit("one", 1), 0U);
-      client->text(5, "config");
+      client->act(5, "config");
       EXPECT_EQ(client->submit("two", 2), 1U);
       client->wait_executed(3);
       EXPECT_EQ(client->executed(), 3U);
@@ -180,7 +180,7 @@ TEST(Dispatcher, AReaderThatIsTooSlowIsGivenUp) {
   const Connection deaf = server.by_hand(Role::kWorker, 0);
   const auto client = server.client();
   const std::string said = error_from([&] {
-    for (int i = 0; i < 100; ++i) client->text(1, std::string(100'000, 'x'));
+    for (int i = 0; i < 100; ++i) client->act(1, std::string(100'000, 'x'));
     client->wait_executed(1);
   });
   EXPECT_TRUE(has(said, "worker 0 (pid 4242 on elsewhere) reads too slowly")) << said;

@@ -112,7 +112,7 @@ class RecordingWorker {
         ++sessions_ended;
       }
       if (const auto* scope = std::get_if<Scope>(&*item)) record += "scope:" + scope->name + " ";
-      if (const auto* text = std::get_if<Text>(&*item)) record += "text:" + text->text + " ";
+      if (const auto* text = std::get_if<RunAction>(&*item)) record += "text:" + text->text + " ";
       if (const auto* some = std::get_if<Instructions>(&*item)) execute(link, *some);
     }
   }

@@ -36,7 +36,7 @@ std::vector<Frame> one_of_each() {
           framed(Progress{.session = 7, .executed = 1 << 20, .worker = 4}),
           framed(Answer{.session = 7, .request = 12, .worker = 1, .bytes = "3.5"}),
           framed(Failed{.worker = 3, .code = 4, .text = "out of memory"}),
-          framed(Text{.id = 2, .text = "model:\n"}),
+          framed(RunAction{.request = 2, .text = "model:\n"}),
           framed(StatusRequest{}),
           framed(Status{"0.1", "abc", 7, 8, 9000, 7, 1234, 88, "here", {{some_worker(2), 4, 5, 6, 7}}}),
           framed(Bye{.reason = "done"}),
@@ -78,8 +78,8 @@ std::string read_and_written(const Frame& frame) {
       return body_of(message_of<Answer>(frame));
     case MessageType::kFailed:
       return body_of(message_of<Failed>(frame));
-    case MessageType::kText:
-      return body_of(message_of<Text>(frame));
+    case MessageType::kRunAction:
+      return body_of(message_of<RunAction>(frame));
     case MessageType::kStatusRequest:
       return body_of(message_of<StatusRequest>(frame));
     case MessageType::kStatus:

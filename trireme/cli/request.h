@@ -86,6 +86,7 @@ struct ControllerOptions {
   std::string device = "auto";
   int64_t number = -1;  ///< that it wants; -1: any
   double timeout_s = 300.0;
+  bool prints = false;  ///< worker 0 prints what a run prints; else the client does
 };
 
 struct Request {

@@ -1,9 +1,7 @@
 // trireme serve: the server of a controller, for workers and the programs that drive them.
 #include <CLI/CLI.hpp>
 #include <cstdio>
-#include <exception>
 #include <memory>
-#include <thread>
 
 #include "trireme/base/build_info.h"
 #include "trireme/base/log.h"
@@ -11,6 +9,7 @@
 #include "trireme/cli/front.h"
 #include "trireme/cli/gpu_count.h"
 #include "trireme/cli/server_address.h"
+#include "trireme/cli/serving.h"
 #include "trireme/controller/dispatcher.h"
 #include "trireme/launch/local.h"
 #include "trireme/launch/signals.h"
@@ -48,35 +47,6 @@ std::string device_of_workers(const ServeOptions& options) {
       "[cli.serve] {} workers on {}, but this machine has {} GPUs; ask for as many, or for --device cpu",
       options.workers, options.device, gpus);
 }
-
-/// A dispatcher that works on a thread of its own, to the end of this object at the latest.
-class Serving {
- public:
-  explicit Serving(controller::Dispatcher& dispatcher)
-      : dispatcher_(dispatcher), thread_([this] {
-          try {
-            dispatcher_.run();
-          } catch (...) {
-            failure_ = std::current_exception();
-          }
-        }) {}
-  ~Serving() { end(); }
-  Serving(const Serving&) = delete;
-  Serving& operator=(const Serving&) = delete;
-
-  /// Stops it; returns what it threw, if it did.
-  std::exception_ptr end() {
-    if (!thread_.joinable()) return failure_;
-    dispatcher_.stop();
-    thread_.join();
-    return failure_;
-  }
-
- private:
-  controller::Dispatcher& dispatcher_;
-  std::exception_ptr failure_;
-  std::thread thread_;
-};
 
 /// Server and workers are one job: it ends with its first client, or when one of them is lost.
 int serve_with_workers(const ServeOptions& options, const Front& front) {

@@ -1,13 +1,14 @@
 #pragma once
 // Where the server of a controller is: the words of a command line about it.
 #include <cstdint>
-#include <memory>
 #include <string>
+#include <vector>
 
 #include "trireme/controller/address.h"
 
 namespace CLI {
 class App;
+class Option;
 }  // namespace CLI
 
 namespace trireme::cli {
@@ -20,7 +21,7 @@ struct ServerAddress {
   controller::Address address() const;
 };
 
-/// Adds -p and --socket to `verb`.
-void add_server_address(CLI::App& verb, ServerAddress& address);
+/// Adds -p and --socket to `verb`, and returns them.
+std::vector<CLI::Option*> add_server_address(CLI::App& verb, ServerAddress& address);
 
 }  // namespace trireme::cli

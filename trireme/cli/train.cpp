@@ -1,6 +1,7 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cstdio>
 #include <memory>
 
@@ -12,7 +13,9 @@
 #include "trireme/cli/child.h"
 #include "trireme/cli/data_path.h"
 #include "trireme/cli/dev_run.h"
+#include "trireme/cli/drive_run.h"
 #include "trireme/cli/front.h"
+#include "trireme/cli/server_address.h"
 #include "trireme/cli/train_job.h"
 #include "trireme/cli/weights.h"
 #include "trireme/plan/policy.h"
@@ -31,6 +34,7 @@ struct TrainArguments {
   std::string gpu;
   bool summary = false;
   std::optional<int64_t> profile;
+  ServerAddress server;  ///< with TrainJob::controller
 };
 
 /// Throws OutOfMemory for a run that does not fit.
@@ -64,6 +68,12 @@ int become_rank(TrainArguments options, Front& front, const plan::WorldSpec& wor
         "remove "
         "it",
         options.gpu, plan::launcher_in_words(world.launcher));
+  }
+  if (options.job.controller) {
+    throw ConfigError(
+        "[cli.train] --controller drives workers that this command starts or 'trireme serve' has, but these "
+        "ranks were started by {}; remove it",
+        plan::launcher_in_words(world.launcher));
   }
   if (options.job.restarts.most > 0) {
     throw ConfigError(
@@ -154,9 +164,27 @@ void check_resume_word(const TrainJob& job, bool given) {
       "write --resume=auto, a run or a checkpoint; in a script, check the variable that sets it");
 }
 
-int train(const TrainArguments& options, Front& front) {
+/// The run is for the workers that the server has.
+void use_workers_of_server(TrainJob& job, const Front& front) {
+  const ServerWorkers there = workers_of_server(*job.server, front.environment);
+  if (job.ranks.value_or(there.count) != there.count) {
+    throw ConfigError("[cli.train] -n {}, but the server at {} has {} workers; remove -n", *job.ranks,
+                      job.server->text(), there.count);
+  }
+  if (job.restarts.most > 0) {
+    throw ConfigError(
+        "[cli.train] --max-restarts {} with the workers at {}: this command cannot start them again; remove "
+        "it, and use --resume once they are back",
+        job.restarts.most, job.server->text());
+  }
+  job.ranks = there.count;
+  job.overrides.push_back(there.on_gpus ? "device=cuda" : "device=cpu");
+}
+
+int train(TrainArguments options, Front& front) {
   const plan::WorldSpec world = plan::detect_world(front.environment);
   if (world.launcher != "none") return join_world(options, front, world);
+  if (options.job.server) use_workers_of_server(options.job, front);
   if (options.nodes.value_or(1) > 1) {
     throw ConfigError(
         "[cli.train] --num_nodes {}: this command starts ranks of its own host only; start it with torchrun "
@@ -213,6 +241,12 @@ void add_train(CLI::App& app, Front& front) {
       "Print one JSON object per step on stdout (type step), and last the summary (type summary) with "
       "its run");
   verb->add_flag("--quiet,-q", options->job.quiet, "Print no start-up information and no progress bar");
+  CLI::Option* const controller =
+      verb->add_flag("--controller", options->job.controller,
+                     "Drive workers step by step from this process: its own, or with -p or --socket those of "
+                     "'trireme serve'; weights are those without it");
+  const std::vector<CLI::Option*> server = add_server_address(*verb, options->server);
+  for (CLI::Option* const option : server) option->needs(controller);
   CLI::Option* const dry_run =
       verb->add_flag("--dry-run", options->dry_run,
                      "Print ranks, mesh, batch, pipeline stages, model and memory without starting anything; "
@@ -235,9 +269,12 @@ void add_train(CLI::App& app, Front& front) {
       "  trireme train -n 4 --model.preset=gpt-tiny --parallel.policy=zero2 --dry-run\n"
       "  trireme train configs/llama-8b.yaml -n 64 --dry-run --gpu h100\n"
       "  trireme train configs/pipeline.yaml --pipeline.schedule=zb_v\n"
+      "  trireme train configs/quickstart.yaml --controller -p 12345\n"
       "  trireme train configs/quickstart.yaml --deepspeed_config configs/deepspeed/zero2_config.json");
-  verb->callback([options, resume, deepspeed, &front] {
-    front.action = [options, resume, deepspeed, &front] {
+  verb->callback([options, resume, deepspeed, server, &front] {
+    front.action = [options, resume, deepspeed, server, &front] {
+      const auto is_given = [](const CLI::Option* option) { return option->count() > 0; };
+      if (std::ranges::any_of(server, is_given)) options->job.server = options->server.address();
       check_resume_word(options->job, resume->count() > 0);
       options->job.deepspeed =
           deepspeed_file(options->deepspeed, deepspeed->count() > 0, options->job.config);

@@ -85,8 +85,9 @@ class Attempts {
  public:
   Attempts(launch::LocalJob job, Request request, const Environment& environment,
            const report::RunDirectory& directory, const report::Continuation& next,
-           const RestartOptions& options)
-      : job_(std::move(job)),
+           const RestartOptions& options, const RunRanks& run_ranks)
+      : run_ranks_(run_ranks),
+        job_(std::move(job)),
         request_(std::move(request)),
         environment_(environment),
         directory_(directory),
@@ -117,6 +118,7 @@ class Attempts {
   void say_used_up() const;
   void say_attempts() const;
 
+  const RunRanks& run_ranks_;
   launch::LocalJob job_;
   Request request_;
   const Environment& environment_;
@@ -158,7 +160,7 @@ launch::JobEnd Attempts::run_once() {
     logged_.push_back(absent ? 0 : static_cast<size_t>(size));
   }
   try {
-    launch::JobEnd end = launcher_.run(job_);
+    launch::JobEnd end = run_ranks_(launcher_, job_, request_);
     if (was_cut_short(end)) end.code = code_of_stop(end.signal);
     record({.exit_code = end.code,
             .cause = cause_of(end),
@@ -324,8 +326,8 @@ void Attempts::say_attempts() const {
 
 int run_attempts(launch::LocalJob job, Request request, const Environment& environment,
                  const report::RunDirectory& directory, const report::Continuation& next,
-                 const RestartOptions& options) {
-  return Attempts(std::move(job), std::move(request), environment, directory, next, options).run();
+                 const RestartOptions& options, const RunRanks& run_ranks) {
+  return Attempts(std::move(job), std::move(request), environment, directory, next, options, run_ranks).run();
 }
 
 }  // namespace trireme::cli

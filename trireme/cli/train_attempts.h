@@ -1,6 +1,7 @@
 #pragma once
 // The attempts at a training run: when ranks die, all are started again from the newest checkpoint.
 #include <cstdint>
+#include <functional>
 
 #include "trireme/base/env.h"
 #include "trireme/cli/request.h"
@@ -15,6 +16,10 @@ struct RestartOptions {
       1.0;  ///< before the first of them; each further one waits twice as long, at most 60 s
 };
 
+/// Runs the ranks of one attempt to their end; `request` is in the environment of `job` already.
+using RunRanks =
+    std::function<launch::JobEnd(launch::Launcher&, const launch::LocalJob& job, const Request& request)>;
+
 /// Runs `job` in `directory`, of which this process has the lock, to its end, again after failures that
 /// launch::may_start_again() knows, and leaves in the manifest how each attempt ended. The first is
 /// `next.attempt`; where ranks refuse to go on, the run stays as it was. `request` is what ranks are told
@@ -23,6 +28,6 @@ struct RestartOptions {
 /// Throws EnvironmentError when ranks cannot be started.
 int run_attempts(launch::LocalJob job, Request request, const Environment& environment,
                  const report::RunDirectory& directory, const report::Continuation& next,
-                 const RestartOptions& options);
+                 const RestartOptions& options, const RunRanks& run_ranks);
 
 }  // namespace trireme::cli

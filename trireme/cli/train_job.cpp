@@ -14,6 +14,7 @@
 #include "trireme/checkpoint/store.h"
 #include "trireme/cli/child.h"
 #include "trireme/cli/data_path.h"
+#include "trireme/cli/drive_run.h"
 #include "trireme/cli/gpu_count.h"
 #include "trireme/cli/kept_files.h"
 #include "trireme/cli/runs.h"
@@ -400,6 +401,26 @@ void refuse_dev_run(const plan::Config& config) {
       config.train.fast_dev_run);
 }
 
+namespace {
+
+/// How this job runs the ranks of an attempt. `environment` must outlive what it returns.
+RunRanks ranks_of(const TrainJob& job, const Environment& environment) {
+  using launch::Launcher, launch::LocalJob;
+  if (job.server) {
+    return [server = *job.server, &environment](Launcher&, const LocalJob&, const Request& request) {
+      return run_on_server(server, request, environment);
+    };
+  }
+  if (job.controller) {
+    return [&environment](Launcher& launcher, const LocalJob& ranks, const Request& request) {
+      return run_with_own_workers(launcher, ranks, request, environment);
+    };
+  }
+  return [](Launcher& launcher, const LocalJob& ranks, const Request&) { return launcher.run(ranks); };
+}
+
+}  // namespace
+
 FinishedJob run_train_job(TrainJob job, Front& front) {
   const std::optional<ResumePoint> resume = find_resume_point(job, front);
   PreparedJob prepared = prepare_train_job(job, front);
@@ -444,7 +465,7 @@ FinishedJob run_train_job(TrainJob job, Front& front) {
        .explains_failures = true,
        .stop_notice = "stopping after this step; again to abort now",
        .memory_advice = [&] { return plan::memory_advice(prepared.config.config, run.ranks, run.device); }},
-      request, environment, directory, next, job.restarts);
+      request, environment, directory, next, job.restarts, ranks_of(job, environment));
   const bool took_part = std::ssize(directory.attempts()) >= next.attempt;
   if (!job.silent) say_how_it_ended(directory, code, request.ranks, took_part);
   return {code, directory.path(), std::move(prepared)};

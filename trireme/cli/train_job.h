@@ -9,6 +9,7 @@
 #include "trireme/cli/request.h"
 #include "trireme/cli/run_plan.h"
 #include "trireme/cli/train_attempts.h"
+#include "trireme/controller/address.h"
 
 namespace trireme::cli {
 
@@ -20,6 +21,8 @@ struct TrainJob {
   std::string run_dir;                 ///< parent of the run directory; empty: the front's
   std::string resume = {};             ///< "auto", "latest", a run or a checkpoint; empty: a new run
   RestartOptions restarts = {};
+  bool controller = false;                         ///< steps are made when this process says so
+  std::optional<controller::Address> server = {};  ///< whose workers make them; none: workers of its own
   bool json = false;
   bool quiet = false;    ///< no start-up lines, no progress
   bool silent = false;   ///< nothing on stdout

@@ -3,6 +3,7 @@
 
 #include "trireme/base/cores.h"
 #include "trireme/base/log.h"
+#include "trireme/cli/worker_host.h"
 #include "trireme/cli/worker_verbs.h"
 #include "trireme/comm/world.h"
 #include "trireme/controller/worker_program.h"
@@ -15,6 +16,7 @@ int worker_controller(const Request& request, const Environment& environment) {
   const bool is_started = environment.get("TRIREME_LAUNCHER").has_value();
   const plan::WorldSpec place =
       is_started ? plan::detect_world(environment) : plan::WorldSpec{.launcher = "none"};
+  if (is_started) beat_for_launcher(environment, place.rank);
   const auto wanted = plan::parse<plan::Device>(options.device);
   if (!wanted) throw ConfigError("[cli.worker] --device is '{}'; use cpu, cuda or auto", options.device);
   const c10::Device device = comm::take_device(*wanted, place);
@@ -28,8 +30,10 @@ int worker_controller(const Request& request, const Environment& environment) {
     log_error("[controller.worker] {}", why);
     ::_exit(static_cast<int>(ExitCode::kCommunication));
   };
-  controller::run_worker(std::move(settings), device, options.timeout_s, environment);
-  return 0;
+  WorkerHost host(environment, !options.prints);
+  controller::run_worker(std::move(settings), device, options.timeout_s, environment, host);
+  // Who has started workers for one run gets its code from them.
+  return options.prints ? host.last_exit_code() : 0;
 }
 
 }  // namespace trireme::cli

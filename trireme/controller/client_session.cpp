@@ -43,7 +43,7 @@ ClientSession::~ClientSession() {
 
 void ClientSession::take(const Frame& frame) {
   if (is<Progress>(frame)) return take_progress(message_of<Progress>(frame));
-  if (is<Failed>(frame)) throw CommError("{}", message_of<Failed>(frame).text);
+  if (is<Failed>(frame)) take_failed(message_of<Failed>(frame));
   if (is<Reject>(frame)) throw CommError("{}", message_of<Reject>(frame).reason);
   if (is<Bye>(frame))
     throw CommError("[controller.client] the session ends: {}", message_of<Bye>(frame).reason);
@@ -53,6 +53,14 @@ void ClientSession::take(const Frame& frame) {
   if (found == requests_.end()) return;  // nobody waits any more
   found->second.set_value(std::move(answer));
   requests_.erase(found);
+}
+
+void ClientSession::take_failed(const Failed& failed) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!failure_) failure_code_ = failed.code;
+  }
+  throw CommError("{}", failed.text);
 }
 
 void ClientSession::take_progress(const Progress& progress) {
@@ -85,6 +93,11 @@ void ClientSession::check() const {
 std::optional<std::string> ClientSession::failure() {
   const std::lock_guard lock(mutex_);
   return failure_;
+}
+
+std::optional<int64_t> ClientSession::failure_code() {
+  const std::lock_guard lock(mutex_);
+  return failure_code_;
 }
 
 std::string ClientSession::how_far() const {
@@ -143,14 +156,14 @@ void ClientSession::send_buffer(Lock& lock) {
   line_->send(instructions);
 }
 
-void ClientSession::text(uint64_t id, std::string_view text) {
+void ClientSession::act(uint64_t request, std::string_view text) {
   if (text.size() > kMostText) {
-    throw ConfigError("[controller.client] a text of {} bytes; at most {} may be sent", text.size(),
+    throw ConfigError("[controller.client] an action of {} bytes; at most {} may be sent", text.size(),
                       kMostText);
   }
   Lock lock(mutex_);
   send_buffer(lock);
-  line_->send(Text{.id = id, .text = std::string(text)});
+  line_->send(RunAction{.request = request, .text = std::string(text)});
 }
 
 uint64_t ClientSession::executed() {
@@ -179,6 +192,11 @@ ClientSession::Request ClientSession::request() {
 
 bool ClientSession::Request::ready() const {
   return answer_.wait_for(std::chrono::seconds(0)) == std::future_status::ready;
+}
+
+bool ClientSession::Request::wait(double seconds) {
+  if (!ready()) session_->flush();
+  return answer_.wait_for(std::chrono::duration<double>(seconds)) == std::future_status::ready;
 }
 
 Answer ClientSession::Request::get() {

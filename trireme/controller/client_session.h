@@ -45,8 +45,8 @@ class ClientSession {
   uint64_t submit(std::string_view bytes, uint32_t count);
   /// Sends what is buffered.
   void flush();
-  /// Sends a text, such as a config, of at most kMostText bytes, before the instructions that follow.
-  void text(uint64_t id, std::string_view text);
+  /// Sends an action of a run, of at most kMostText bytes, before the instructions that follow.
+  void act(uint64_t request, std::string_view text);
 
   /// Instructions that every worker has executed.
   uint64_t executed();
@@ -59,6 +59,8 @@ class ClientSession {
     /// To be named in the instruction that is answered.
     uint64_t id() const { return id_; }
     bool ready() const;
+    /// Sends what is buffered, and waits for so long; returns ready(), which a failed session is, too.
+    bool wait(double seconds);
     /// Sends what is buffered and waits.
     Answer get();
 
@@ -75,6 +77,8 @@ class ClientSession {
 
   /// Why the session is over; none while it is not.
   std::optional<std::string> failure();
+  /// The exit code of the worker that has failed; none where nothing of that kind ended the session.
+  std::optional<int64_t> failure_code();
 
  private:
   using Lock = std::unique_lock<std::mutex>;
@@ -84,6 +88,7 @@ class ClientSession {
   void check() const;
   void send_buffer(Lock& lock);
   void take_progress(const Progress& progress);
+  [[noreturn]] void take_failed(const Failed& failed);
   std::string how_far() const;
 
   ClientSettings settings_;
@@ -99,6 +104,7 @@ class ClientSession {
   std::deque<std::pair<uint64_t, size_t>> under_way_;  ///< end of what was sent in one frame, and its bytes
   std::map<uint64_t, std::promise<Answer>> requests_;
   std::optional<std::string> failure_;
+  std::optional<int64_t> failure_code_;
   std::unique_ptr<Line> line_;
 };
 

@@ -316,8 +316,8 @@ void Dispatcher::from_client(Peer& peer, const Frame& frame) {
   if (!in_session_)
     throw CommError("[controller.serve] {} before all workers are there", message_name(frame.type));
   if (is<Instructions>(frame)) return take_instructions(frame);
-  if (is<Text>(frame)) {
-    message_of<Text>(frame);
+  if (is<RunAction>(frame)) {
+    message_of<RunAction>(frame);
     return pass_on(frame);
   }
   if (!is<Scope>(frame))

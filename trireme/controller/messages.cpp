@@ -10,7 +10,7 @@ namespace {
 
 constexpr std::array<const char*, 24> kMessageNames = {
     "nothing",        "CHALLENGE",   "PROOF", "HELLO",        "WELCOME",  "REJECT", "WORLD",     "SESSION",
-    "SESSION_BEGIN",  "SESSION_END", "SCOPE", "INSTRUCTIONS", "PROGRESS", "ANSWER", "FAILED",    "TEXT",
+    "SESSION_BEGIN",  "SESSION_END", "SCOPE", "INSTRUCTIONS", "PROGRESS", "ANSWER", "FAILED",    "RUN_ACTION",
     "STATUS_REQUEST", "STATUS",      "BYE",   "PING",         "PONG",     "DATA",   "DATA_DONE", "TAKE"};
 
 /// Bytes of the messages with empty texts.
@@ -278,12 +278,12 @@ void read(Reader& reader, Failed& message) {
   message.text = reader.text(kMostReason);
 }
 
-void write(Writer& writer, const Text& message) {
-  writer.u64(message.id);
+void write(Writer& writer, const RunAction& message) {
+  writer.u64(message.request);
   writer.text(message.text, kMostText);
 }
-void read(Reader& reader, Text& message) {
-  message.id = reader.u64();
+void read(Reader& reader, RunAction& message) {
+  message.request = reader.u64();
   message.text = reader.text(kMostText);
 }
 

@@ -28,7 +28,7 @@ enum class MessageType : uint16_t {
   kProgress,
   kAnswer,
   kFailed,
-  kText,
+  kRunAction,
   kStatusRequest,
   kStatus,
   kBye,
@@ -202,9 +202,10 @@ struct Failed {
   std::string text;
 };
 
-struct Text {
-  static constexpr MessageType kType = MessageType::kText;
-  uint64_t id = 0;
+/// What all workers do together for a run that the client drives (run_host.h); worker 0 answers the request.
+struct RunAction {
+  static constexpr MessageType kType = MessageType::kRunAction;
+  uint64_t request = 0;
   std::string text;
 };
 
@@ -275,7 +276,7 @@ void write(Writer& writer, const Instructions& message);
 void write(Writer& writer, const Progress& message);
 void write(Writer& writer, const Answer& message);
 void write(Writer& writer, const Failed& message);
-void write(Writer& writer, const Text& message);
+void write(Writer& writer, const RunAction& message);
 void write(Writer& writer, const StatusRequest& message);
 void write(Writer& writer, const Status& message);
 void write(Writer& writer, const Bye& message);
@@ -299,7 +300,7 @@ void read(Reader& reader, Instructions& message);
 void read(Reader& reader, Progress& message);
 void read(Reader& reader, Answer& message);
 void read(Reader& reader, Failed& message);
-void read(Reader& reader, Text& message);
+void read(Reader& reader, RunAction& message);
 void read(Reader& reader, StatusRequest& message);
 void read(Reader& reader, Status& message);
 void read(Reader& reader, Bye& message);

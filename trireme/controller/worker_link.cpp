@@ -68,7 +68,7 @@ void WorkerLink::take(const Frame& frame) {
   const size_t bytes = frame.body.size();
   if (is<Instructions>(frame)) return queue(message_of<Instructions>(frame), bytes);
   if (is<Scope>(frame)) return queue(message_of<Scope>(frame), bytes);
-  if (is<Text>(frame)) return queue(message_of<Text>(frame), bytes);
+  if (is<RunAction>(frame)) return queue(message_of<RunAction>(frame), bytes);
   if (is<SessionBegin>(frame)) return queue(message_of<SessionBegin>(frame), bytes);
   if (is<SessionEnd>(frame)) return queue(message_of<SessionEnd>(frame), bytes);
   if (is<Bye>(frame)) return queue(message_of<Bye>(frame), bytes);

@@ -43,11 +43,12 @@ class LinkedValues : public tensor::Outside {
 /// Runs what the link gives.
 class Worker {
  public:
-  Worker(WorkerLink& link, comm::World& world)
-      : link_(link), world_(world), values_(link, world.timeout_s()) {}
+  Worker(WorkerLink& link, comm::World& world, RunHost& host)
+      : link_(link), world_(world), host_(host), values_(link, world.timeout_s()) {}
 
   void run() {
     while (!over_) {
+      beat();
       std::optional<WorkItem> item = link_.next(kIdle_s);
       if (item) std::visit([this](const auto& one) { take(one); }, *item);
     }
@@ -62,8 +63,14 @@ class Worker {
   void take(const SessionEnd&) {
     if (tensors_) in_words("the end of the session", [&] { tensors_->clear(); });
     tensors_.reset();
+    in_words("", [&] { host_.end(); });
   }
-  void take(const Text&) {}
+  void take(const RunAction& action) {
+    in_words("", [&] {
+      const std::string answer = host_.act(action.text, link_.world());
+      if (link_.number() == 0) link_.answer(action.request, answer);
+    });
+  }
   void take(const Bye&) { over_ = true; }
 
   void take(const Scope& scope) {
@@ -87,7 +94,7 @@ class Worker {
     }
   }
 
-  /// Tells the client what failed before this worker ends.
+  /// Tells the client what failed before this worker ends. `what` is empty where errors say it themselves.
   template <typename Body>
   void in_words(const std::string& what, const Body& body) {
     try {
@@ -106,14 +113,17 @@ class Worker {
   }
 
   [[noreturn]] void fail(const std::string& what, int64_t code, const std::string& why) {
-    const std::string text = fmt::format("instruction {} '{}': {}", executed_, what, why);
+    const std::string text =
+        what.empty() ? why : fmt::format("instruction {} '{}': {}", executed_, what, why);
     link_.failed(code, text);
+    if (what.empty()) throw Error(static_cast<ExitCode>(code), why);
     throw Error(static_cast<ExitCode>(code),
                 fmt::format("[controller.worker] worker {}: {}", link_.number(), text));
   }
 
   WorkerLink& link_;
   comm::World& world_;
+  RunHost& host_;
   LinkedValues values_;
   std::unique_ptr<tensor::NumberedTensors> tensors_;
   uint64_t executed_ = 0;
@@ -122,11 +132,11 @@ class Worker {
 
 }  // namespace
 
-void run_worker(WorkerSettings settings, c10::Device device, double timeout_s,
-                const Environment& environment) {
+void run_worker(WorkerSettings settings, c10::Device device, double timeout_s, const Environment& environment,
+                RunHost& host) {
   WorkerLink link(std::move(settings), environment);
   const std::shared_ptr<comm::World> world = comm::World::join(link.world(), device, timeout_s);
-  Worker(link, *world).run();
+  Worker(link, *world, host).run();
 }
 
 }  // namespace trireme::controller

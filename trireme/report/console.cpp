@@ -20,15 +20,16 @@
 namespace trireme::report {
 namespace {
 
-/// Standard output, until it fails: whoever has left off reading it (`| head -1`) has not broken the run,
-/// whose records are in its directory.
+/// Whoever takes lines, else standard output, until it fails: whoever has left off reading it (`| head -1`)
+/// has not broken the run, whose records are in its directory.
 class Lines {
  public:
-  explicit Lines(std::function<void()> on_lost) : on_lost_(std::move(on_lost)) {}
+  explicit Lines(const ConsoleOptions& options) : write_(options.write), on_lost_(options.on_lost) {}
 
   void print(std::string line) {
     if (lost_) return;
     line += '\n';
+    if (write_) return write_(line);
     try {
       write_all(STDOUT_FILENO, line.data(), line.size(), "standard output");
     } catch (const EnvironmentError& error) {
@@ -39,6 +40,7 @@ class Lines {
   }
 
  private:
+  std::function<void(const std::string&)> write_;
   std::function<void()> on_lost_;
   bool lost_ = false;
 };
@@ -101,7 +103,7 @@ class ProgressBar {
 
 class JsonConsole final : public Sink {
  public:
-  explicit JsonConsole(const ConsoleOptions& options) : run_(options.run), lines_(options.on_lost) {}
+  explicit JsonConsole(const ConsoleOptions& options) : run_(options.run), lines_(options) {}
 
   void record(const StepRecord& step) override { print(to_json_line(step), "step"); }
   void finish(const RunSummary& summary) override {
@@ -122,7 +124,7 @@ class JsonConsole final : public Sink {
 
 class TextConsole final : public Sink {
  public:
-  explicit TextConsole(const ConsoleOptions& options) : options_(options), lines_(options.on_lost) {
+  explicit TextConsole(const ConsoleOptions& options) : options_(options), lines_(options) {
     if (width(options.bar_columns) > 0 && !options.quiet) bar_.emplace();
   }
 

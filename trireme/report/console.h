@@ -19,6 +19,8 @@ struct ConsoleOptions {
   bool quiet = false;         ///< no progress bar
   std::string run = {};       ///< its directory; empty: it is not named
   int64_t ranks_asked = 0;    ///< for resume_command()
+  /// Takes lines in place of stdout.
+  std::function<void(const std::string&)> write = {};
   /// Called once when a line could not be written to stdout though somebody reads it, as on a full disk.
   std::function<void()> on_lost = {};
   /// The width of the terminal behind stderr, asked whenever the bar is drawn; none, or 0: there is no

@@ -55,13 +55,16 @@ class Trainer {
   /// `baseline_bytes` as RunCost says.
   Trainer(const TrainOptions& options, std::shared_ptr<comm::World> world, bool records_passes,
           int64_t baseline_bytes);
-  TrainResult run();
+  void begin();
+  bool is_over() const { return next_step_ > agenda_.last_step() || agenda_.is_over(); }
+  void make_step();
+  TrainResult finish();
+  void give_up() { checkpoints_.give_up(); }
 
  private:
   Checkpointing::Resumed resume_or_begin();
   void begin_adapters();
   void agree_on_base();
-  TrainResult run_steps();
   void begin_records();
   void settle(size_t left);
   StepRecord settle_oldest();
@@ -69,7 +72,6 @@ class Trainer {
   void end_early(StepRecord& record);
   void keep_weights();
   void report_pipeline();
-  TrainResult finish();
   std::string sample();
 
   Parts parts_;
@@ -83,6 +85,8 @@ class Trainer {
   Agenda agenda_;
   StepsUnderWay steps_;
   Validations validations_;
+  int64_t next_step_;
+  std::optional<Profiler> profiler_;
   bool weights_kept_ = false;
   std::exception_ptr weights_error_;  ///< why they could not be written; the run fails when it is recorded
   int64_t baseline_bytes_;
@@ -101,6 +105,7 @@ Trainer::Trainer(const TrainOptions& options, std::shared_ptr<comm::World> world
       agenda_(parts_, checkpoints_, resumed_.step),
       steps_(parts_, scaler_, checkpoints_, agenda_),
       validations_(parts_, checkpoints_, agenda_, resumed_.step),
+      next_step_(agenda_.first_step()),
       baseline_bytes_(baseline_bytes) {}
 
 /// Each rank reads the base itself, and where it keeps all of it nothing else would tell of another file.
@@ -142,34 +147,26 @@ Checkpointing::Resumed Trainer::resume_or_begin() {
   return resumed;
 }
 
-TrainResult Trainer::run() {
-  try {
-    return run_steps();
-  } catch (const CommError&) {
-    checkpoints_.give_up();
-    throw;
-  }
-}
-
-TrainResult Trainer::run_steps() {
+void Trainer::begin() {
   announce(parts_);
-  Profiler profiler(options_.trace_path, agenda_.first_profiled(),
+  profiler_.emplace(options_.trace_path, agenda_.first_profiled(),
                     parts_.is_root() ? agenda_.profiled_steps() : 0);
   begin_records();
-  for (int64_t step = agenda_.first_step(); step <= agenda_.last_step() && !agenda_.is_over(); ++step) {
-    beat();
-    profiler.begin_step(step);
-    if (agenda_.records_pipeline(step)) model_.record_steps(true);
-    steps_.enqueue(step);
-    settle(steps_.run_ahead() && !agenda_.waits_for(step) ? 1 : 0);
-    if (agenda_.records_pipeline(step)) report_pipeline();
-    if (agenda_.pauses_after(step)) steps_.pause();
-    if (profiler.end_step(step)) {
-      log_info("profile {}; open {} in chrome://tracing or Perfetto", to_text(profiler.result()),
-               options_.trace_path);
-    }
+}
+
+void Trainer::make_step() {
+  const int64_t step = next_step_++;
+  beat();
+  profiler_->begin_step(step);
+  if (agenda_.records_pipeline(step)) model_.record_steps(true);
+  steps_.enqueue(step);
+  settle(steps_.run_ahead() && !agenda_.waits_for(step) ? 1 : 0);
+  if (agenda_.records_pipeline(step)) report_pipeline();
+  if (agenda_.pauses_after(step)) steps_.pause();
+  if (profiler_->end_step(step)) {
+    log_info("profile {}; open {} in chrome://tracing or Perfetto", to_text(profiler_->result()),
+             options_.trace_path);
   }
-  return finish();
 }
 
 /// From here on the run is changed. Drops the records of steps that are made again, and completes a step that
@@ -305,44 +302,134 @@ void refuse_indeterminism(const std::exception& error) {
                     text.substr(0, place + kNotDeterministic.size()));
 }
 
-}  // namespace
-
-TrainResult train(const TrainOptions& given, std::shared_ptr<comm::World> world) {
-  const int64_t ranks = world->size();
-  const plan::Device device = world->device().is_cuda() ? plan::Device::kCuda : plan::Device::kCpu;
+/// Errors of torch in words of ours.
+template <typename Body>
+void in_our_words(const plan::Config& config, const comm::World& world, const Body& body) {
+  const plan::Device device = world.device().is_cuda() ? plan::Device::kCuda : plan::Device::kCpu;
   try {
-    check_same_config(given.config, *world);
-    TrainOptions options = given;
-    options.config = plan::settle_recompute(settle_fp8(given.config, *world), device);
-    check_enough_memory(options, *world);
-    make_threads();
-    const int64_t baseline_bytes = world->device().is_cuda() ? 0 : kernels::resident_peak();
-    const plan::TrainConfig& config = options.config.train;
-    const kernels::Repeatable repeatable(config.deterministic);
-    const bool tunes = config.tune_matmul && !config.deterministic;
-    const kernels::MatmulTuning tuning(tunes);
-    const kernels::TunedConvolutions convolutions(tunes && world->device().is_cuda() &&
-                                                  plan::reads_images(options.config.model.family));
-    const bool records_passes = can_record(options.config, *world);
-    std::optional<c10::StreamGuard> stream;  // this thread's while it trains
-    if (records_passes) {
-      kernels::synchronize_gpu();  // of what was enqueued elsewhere so far
-      stream.emplace(parallel::recording_stream(world->device()));
-    }
-    return Trainer(options, std::move(world), records_passes, baseline_bytes).run();
-  } catch (const Stopped& stopped) {
-    return {.summary = {}, .stop_signal = stopped.signal()};
+    body();
   } catch (const c10::OutOfMemoryError& error) {
     throw OutOfMemory("[train] the device is out of memory: {}. {}", error.what_without_backtrace(),
-                      plan::memory_advice(given.config, ranks, device));
+                      plan::memory_advice(config, world.size(), device));
   } catch (const std::exception& error) {
     if (is_out_of_host_memory(error)) {
       throw OutOfMemory("[train] the host is out of memory. {}",
-                        plan::memory_advice(given.config, ranks, device));
+                        plan::memory_advice(config, world.size(), device));
     }
     refuse_indeterminism(error);
     throw;
   }
+}
+
+/// The options with what depends on the device settled, and memory enough for them.
+TrainOptions settled(const TrainOptions& given, comm::World& world) {
+  check_same_config(given.config, world);
+  TrainOptions options = given;
+  const plan::Device device = world.device().is_cuda() ? plan::Device::kCuda : plan::Device::kCpu;
+  options.config = plan::settle_recompute(settle_fp8(given.config, world), device);
+  check_enough_memory(options, world);
+  make_threads();
+  return options;
+}
+
+/// Whether kernels are chosen by measuring them.
+bool tunes(const plan::TrainConfig& config) {
+  return config.tune_matmul && !config.deterministic;
+}
+
+/// Settings of this process and this thread while a run lives.
+struct Surroundings {
+  Surroundings(const plan::Config& config, const comm::World& world)
+      : repeatable(config.train.deterministic),
+        tuning(tunes(config.train)),
+        convolutions(tunes(config.train) && world.device().is_cuda() &&
+                     plan::reads_images(config.model.family)),
+        records_passes(can_record(config, world)) {
+    if (!records_passes) return;
+    kernels::synchronize_gpu();  // of what was enqueued elsewhere so far
+    stream.emplace(parallel::recording_stream(world.device()));
+  }
+
+  const kernels::Repeatable repeatable;
+  const kernels::MatmulTuning tuning;
+  const kernels::TunedConvolutions convolutions;
+  const bool records_passes;
+  std::optional<c10::StreamGuard> stream;  // this thread's while it trains
+};
+
+}  // namespace
+
+class Run::Impl {
+ public:
+  Impl(const TrainOptions& options, std::shared_ptr<comm::World> world)
+      : given_(options.config), world_(std::move(world)) {
+    guarded([&] {
+      options_ = settled(options, *world_);
+      const int64_t baseline = world_->device().is_cuda() ? 0 : kernels::resident_peak();
+      surroundings_.emplace(options_.config, *world_);
+      trainer_.emplace(options_, world_, surroundings_->records_passes, baseline);
+      trainer_->begin();
+    });
+  }
+
+  bool is_over() const { return stopped_ != 0 || trainer_->is_over(); }
+
+  void step(int64_t count) {
+    guarded([&] {
+      for (int64_t i = 0; i < count && !is_over(); ++i) trainer_->make_step();
+    });
+  }
+
+  TrainResult finish() {
+    TrainResult result;
+    if (stopped_ == 0) guarded([&] { result = trainer_->finish(); });
+    if (stopped_ == 0) return result;
+    return {.summary = {}, .stop_signal = stopped_};
+  }
+
+ private:
+  template <typename Body>
+  void guarded(const Body& body) {
+    in_our_words(given_, *world_, [&] {
+      try {
+        body();
+      } catch (const Stopped& stopped) {
+        stopped_ = stopped.signal();
+      } catch (const CommError&) {
+        if (trainer_) trainer_->give_up();
+        throw;
+      }
+    });
+  }
+
+  plan::Config given_;
+  std::shared_ptr<comm::World> world_;
+  TrainOptions options_;
+  std::optional<Surroundings> surroundings_;
+  std::optional<Trainer> trainer_;
+  int stopped_ = 0;  ///< the signal that ended the run before its first step
+};
+
+Run::Run(const TrainOptions& options, std::shared_ptr<comm::World> world)
+    : impl_(std::make_unique<Impl>(options, std::move(world))) {}
+Run::~Run() = default;
+
+bool Run::is_over() const {
+  return impl_->is_over();
+}
+
+void Run::step(int64_t count) {
+  impl_->step(count);
+}
+
+TrainResult Run::finish() {
+  return impl_->finish();
+}
+
+TrainResult train(const TrainOptions& options, std::shared_ptr<comm::World> world) {
+  Run run(options, std::move(world));
+  while (!run.is_over()) run.step(1);
+  return run.finish();
 }
 
 }  // namespace trireme::train

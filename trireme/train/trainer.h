@@ -62,4 +62,27 @@ struct TrainResult {
 /// comm::FailedElsewhere on the others.
 TrainResult train(const TrainOptions& options, std::shared_ptr<comm::World> world);
 
+/// The run of train() between its steps, for whoever decides when the next one is made. All members are
+/// collective over the world and throw as train() does; after that the run can only be destroyed.
+class Run {
+ public:
+  /// Builds what the config asks for, and goes on from a checkpoint where the options say so.
+  Run(const TrainOptions& options, std::shared_ptr<comm::World> world);
+  ~Run();
+  Run(const Run&) = delete;
+  Run& operator=(const Run&) = delete;
+
+  /// Whether no further step is made: all are, or a signal or a validation has ended the run.
+  bool is_over() const;
+  /// Makes the next `count` steps, or fewer where the run is over before. The last of them may still be under
+  /// way on a GPU; its record then comes with the next step.
+  void step(int64_t count);
+  /// What follows the last step. Once, when the run is over.
+  TrainResult finish();
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
 }  // namespace trireme::train

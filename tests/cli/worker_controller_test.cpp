@@ -1,0 +1,195 @@
+// `train --controller` with its real worker: what it trains is what `train` trains, whatever happens.
+#include <fmt/format.h>
+#include <signal.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "tests/cli/worker_fixture.h"
+
+namespace trireme::cli {
+namespace {
+
+/// Runs of 4 layers, so that stages of schedules that go there and back fit.
+const Words kDriven = {"train",
+                       "--device=cpu",
+                       "--data.path=text.txt",
+                       "--model.n_layers=4",
+                       "--model.d_model=32",
+                       "--data.seq_len=32",
+                       "--train.global_batch=8",
+                       "--train.steps=5",
+                       "--train.grad_clip=0.5",
+                       "--model.dropout=0.1",
+                       "--train.sample_tokens=8"};
+
+struct DrivenWorker : Worker {
+  /// The digest of weights that a run ends with.
+  std::string digest_of(const Words& words) {
+    const Outcome outcome = front_.run(words);
+    EXPECT_EQ(outcome.code, 0) << outcome.err;
+    EXPECT_TRUE(contains(outcome.out, "\ndone ")) << outcome.out;
+    return read_json(run_file("summary.json"))["weights_digest"];
+  }
+
+  /// A rank of the run under way: the youngest worker in the folder of the test.
+  pid_t a_rank() const {
+    namespace fs = std::filesystem;
+    pid_t found = 0;
+    std::error_code gone;
+    for (const auto& entry : fs::directory_iterator("/proc")) {
+      std::string name;
+      std::ifstream(entry.path() / "comm") >> name;
+      const bool is_here = fs::read_symlink(entry.path() / "cwd", gone) == fs::canonical(front_.file("."));
+      if (name == "trireme-worker" && is_here) found = std::max(found, std::stoi(entry.path().filename()));
+    }
+    return found;
+  }
+
+  /// Commands beside the one that is tested; each keeps the output of one.
+  struct Beside : FrontProcess {
+    explicit Beside(const FrontProcess& tested) {
+      use_real_worker(TRIREME_WORKER);
+      set("XDG_RUNTIME_DIR", tested.file("run"));
+    }
+  };
+};
+
+TEST_F(DrivenWorker, EndsWithTheDigestOfTrain) {
+  const std::vector<Words> cases = {
+      {"-n", "2", "--parallel.policy=ddp", "--train.micro_batch=2"},
+      {"-n", "2", "--parallel.policy=fsdp", "--precision.compute=bf16"},
+      {"-n", "4", "--parallel.policy=zero2", "--parallel.tp=2"},
+      {"-n", "2", "--parallel.cp=2", "--parallel.cp_kind=ring", "--model.dropout=0"},
+      {"-n", "2", "--parallel.pp=2", "--pipeline.schedule=zb_v", "--model.dropout=0"},
+      {"-n", "4", "--parallel.pp=2", "--pipeline.schedule=1f1b", "--parallel.policy=zero1"},
+  };
+  for (const Words& one : cases) {
+    const std::string alone = digest_of(kDriven + one);
+    EXPECT_EQ(digest_of(kDriven + one + Words{"--controller"}), alone) << one[2] << " " << one[3];
+  }
+}
+
+TEST_F(DrivenWorker, PrintsAndRecordsAsTrainDoes) {
+  const Outcome outcome = front_.run(kDriven + Words{"-n", "2", "--controller", "--json"});
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  size_t lines = 0;
+  for (const char letter : outcome.out) lines += letter == '\n';
+  EXPECT_EQ(lines, 6U) << outcome.out;  // steps and the summary
+  EXPECT_EQ(steps().size(), 5U);
+  const nlohmann::json manifest = read_json(run_file("manifest.json"));
+  EXPECT_EQ(manifest["exit_code"], 0);
+  EXPECT_EQ(manifest["ranks"], 2);
+  EXPECT_TRUE(std::filesystem::exists(run_file("logs/rank-1.log")));
+}
+
+TEST_F(DrivenWorker, AKilledWorkerIsReplacedAndTheRunGoesOn) {
+  const Words words = kDriven + Words{"-n", "2", "--train.steps=300", "--checkpoint.every=20"};
+  const std::string unfailed = digest_of(words);
+  auto training = front_.start(words + Words{"--controller", "--max-restarts", "2", "--restart-delay", "0"});
+  wait_until([&] {
+    return std::filesystem::exists(run_file("manifest.json")) && steps().size() >= 25 && steps().size() < 300;
+  });
+  const pid_t victim = a_rank();
+  ASSERT_GT(victim, 0);
+  ASSERT_EQ(::kill(victim, SIGKILL), 0);
+  const Outcome outcome = training.wait(120.0);
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_TRUE(contains(outcome.err, "was killed by signal 9")) << outcome.err;
+  EXPECT_EQ(read_json(run_file("summary.json"))["weights_digest"], unfailed);
+}
+
+TEST_F(DrivenWorker, CtrlCKeepsTheWeightsAndTheRunGoesOn) {
+  const Words words = kDriven + Words{"-n", "2", "--train.steps=300", "--checkpoint.every=1000"};
+  const std::string unfailed = digest_of(words);
+  auto training = front_.start(words + Words{"--controller"});
+  wait_until([&] { return steps().size() >= 3 && steps().size() < 300; });
+  training.signal(SIGINT);
+  const Outcome outcome = training.wait(60.0);
+  EXPECT_EQ(outcome.code, 128 + SIGINT) << outcome.err;
+  EXPECT_TRUE(contains(outcome.out, "\ninterrupted by SIGINT after step ")) << outcome.out;
+  const Outcome again = front_.run({"train", "-n", "2", "--controller", "--resume=latest"});
+  EXPECT_EQ(again.code, 0) << again.err;
+  EXPECT_EQ(read_json(run_file("summary.json"))["weights_digest"], unfailed);
+}
+
+TEST_F(DrivenWorker, WorkersOfAServerTakeOneRunAfterTheOther) {
+  std::filesystem::create_directory(front_.file("run"));
+  front_.set("XDG_RUNTIME_DIR", front_.file("run"));
+  const std::string socket = front_.file("run/own/s");
+  const Beside of_server(front_), first(front_), second(front_);
+  auto server = of_server.start({"serve", "-n", "2", "--socket", socket});
+  const Words there = {"--socket", socket};
+  wait_until([&] { return std::filesystem::exists(socket); });
+  const Outcome early = front_.run(kDriven + Words{"--controller"} + there);
+  EXPECT_EQ(early.code, 5);
+  EXPECT_TRUE(contains(early.err, "has 0 of 2 workers; start the others with 'trireme worker'")) << early.err;
+
+  auto one = first.start(Words{"worker", "--device", "cpu"} + there);
+  auto other = second.start(Words{"worker", "--device", "cpu"} + there);
+  wait_until([&] { return contains(front_.run(Words{"ps"} + there).out, "no client"); });
+  const std::string fsdp = digest_of(kDriven + Words{"-n", "2"}),
+                    ddp = digest_of(kDriven + Words{"-n", "2", "--parallel.policy=ddp", "--seed=7"});
+  const Words driven = kDriven + Words{"--controller"} + there;
+  EXPECT_EQ(digest_of(driven), fsdp);
+  EXPECT_EQ(digest_of(driven + Words{"--parallel.policy=ddp", "--seed=7"}), ddp);
+  const Outcome wrong = front_.run(driven + Words{"-n", "3"});
+  EXPECT_EQ(wrong.code, 2);
+  EXPECT_TRUE(contains(wrong.err, "has 2 workers; remove -n")) << wrong.err;
+
+  auto stopped = front_.start(driven + Words{"--train.steps=1000000"});
+  wait_until([&] { return !steps().empty() && steps().size() != 5; });
+  stopped.signal(SIGTERM);
+  const Outcome outcome = stopped.wait(60.0);
+  EXPECT_EQ(outcome.code, 128 + SIGTERM) << outcome.err;
+  EXPECT_TRUE(contains(outcome.out, "\ninterrupted by SIGTERM after step ")) << outcome.out;
+  EXPECT_EQ(digest_of(driven), fsdp);
+
+  // The learning rate makes the loss no number, which ends the workers.
+  const Outcome failed = front_.run(driven + Words{"--optim.lr=1e30", "--train.grad_clip=0"});
+  EXPECT_EQ(failed.code, 6) << failed.err;
+  EXPECT_TRUE(contains(failed.err, "[train")) << failed.err;
+  server.signal(SIGINT);
+  EXPECT_EQ(server.wait(20.0).code, 0);
+}
+
+TEST_F(DrivenWorker, ARunWhoseClientWasKilledCanGoOn) {
+  std::filesystem::create_directory(front_.file("run"));
+  front_.set("XDG_RUNTIME_DIR", front_.file("run"));
+  const Words words = kDriven + Words{"-n", "2", "--train.steps=300", "--checkpoint.every=1000"};
+  const std::string unfailed = digest_of(words);
+  const std::string socket = front_.file("run/own/s");
+  const Beside of_server(front_), first(front_), second(front_);
+  auto server = of_server.start({"serve", "-n", "2", "--socket", socket});
+  const Words there = {"--socket", socket};
+  wait_until([&] { return std::filesystem::exists(socket); });
+  auto one = first.start(Words{"worker", "--device", "cpu"} + there);
+  auto other = second.start(Words{"worker", "--device", "cpu"} + there);
+  wait_until([&] { return contains(front_.run(Words{"ps"} + there).out, "no client"); });
+  {
+    auto training = front_.start(words + Words{"--controller"} + there);
+    wait_until([&] { return steps().size() >= 3 && steps().size() < 300; });
+  }  // killed
+  wait_until([&] { return contains(front_.run(Words{"ps"} + there).out, "no client"); });
+  const Outcome again = front_.run(Words{"train", "--controller", "--resume=latest"} + there);
+  EXPECT_EQ(again.code, 0) << again.err;
+  EXPECT_FALSE(contains(again.err, "starts a new run")) << again.err;
+  EXPECT_EQ(read_json(run_file("summary.json"))["weights_digest"], unfailed);
+}
+
+TEST_F(DrivenWorker, WordsThatCannotBeAreRefused) {
+  const Outcome no_server = front_.run(kDriven + Words{"--controller", "-p", "23999"});
+  EXPECT_EQ(no_server.code, 5) << no_server.err;
+  const Outcome no_controller = front_.run(kDriven + Words{"-p", "23999"});
+  EXPECT_EQ(no_controller.code, 2) << no_controller.err;
+  become_rank(0, 1, 0);
+  const Outcome under_torchrun = front_.run(kDriven + Words{"--controller"});
+  EXPECT_EQ(under_torchrun.code, 2);
+  EXPECT_TRUE(contains(under_torchrun.err, "started by torchrun; remove it")) << under_torchrun.err;
+}
+
+}  // namespace
+}  // namespace trireme::cli
