@@ -23,7 +23,7 @@ struct Flags {
       {"--config", ""},     {"--workers", "8"},        {"--port", ""},      {"--batch-size", "32"},
       {"--seq-len", "128"}, {"--micro-batches", "8"},  {"--steps", "10"},   {"--schedule", "1f1b"},
       {"--stages", "4"},    {"--num-layers", "8"},     {"--width", "1024"}, {"--heads", "16"},
-      {"--hidden", "4096"}, {"--vocabulary", "50257"}, {"--lr", "0.0003"}};
+      {"--hidden", "4096"}, {"--vocabulary", "50257"}, {"--lr", "0.0003"},  {"--precision", "fp32"}};
 
   int64_t number(const std::string& name) const {
     char* end = nullptr;
@@ -70,6 +70,10 @@ void train(const Flags& flags) {
   if (batch % micro_batches != 0)
     throw trireme::ConfigError("--batch-size {} is no multiple of --micro-batches {}", batch, micro_batches);
   const int64_t sequences = batch / micro_batches, words = sequences * config.tokens;
+  const std::string& precision = flags.values.at("--precision");
+  if (precision != "fp32" && precision != "bf16")
+    throw trireme::ConfigError("--precision is '{}'; use fp32 or bf16", precision);
+  const gt::autocast products(precision == "bf16" ? gt::Dtype::kBf16 : gt::Dtype::kFp32);
   const mini_gpt::MiniGpt model(config);
   std::vector<gt::Tensor> parameters;
   for (const auto& [name, tensor] : model.parameters()) parameters.push_back(tensor);

@@ -21,6 +21,7 @@ using trireme::plan::OpAttributes;
 using trireme::plan::PlacedInstruction;
 using trireme::plan::Signal;
 using trireme::plan::Signals;
+using trireme::plan::TensorDtype;
 using trireme::plan::TensorPlacement;
 using trireme::plan::TensorType;
 
@@ -47,6 +48,35 @@ bool is_deferrable(Op op) {
 /// Whether the result may be a view of the operand: on some placements it is, on others not.
 bool may_share_memory(Op op) {
   return op >= Op::kTranspose && op <= Op::kSplit;
+}
+
+/// Products, which an autocast computes in few bits.
+bool is_product(Op op) {
+  return op == Op::kMatmul || op == Op::kLinear || op == Op::kAttention;
+}
+
+/// Exponents, and sums of many terms, which bf16 has too few bits for.
+bool needs_fp32(Op op) {
+  switch (op) {
+    case Op::kExp:
+    case Op::kLog:
+    case Op::kRsqrt:
+    case Op::kSum:
+    case Op::kMean:
+    case Op::kSoftmax:
+    case Op::kLogSoftmax:
+    case Op::kLayerNorm:
+    case Op::kRmsNorm:
+    case Op::kCrossEntropy:
+    case Op::kMseLoss:
+      return true;
+    default:
+      return false;
+  }
+}
+
+bool takes_one_dtype(Op op) {
+  return (op >= Op::kAdd && op <= Op::kGe) || op == Op::kWhere || op == Op::kCat;
 }
 
 /// The operands that an operation writes.
@@ -342,8 +372,41 @@ void Program::check_written(Op op, const std::vector<NodePtr>& inputs,
         place_of(where), op);
 }
 
-std::vector<NodePtr> Program::op(Op op, const std::vector<NodePtr>& inputs, const OpAttributes& attributes,
+/// The tensor in another dtype, laid out as it is; gradients come back in its own.
+NodePtr Program::cast(const NodePtr& tensor, TensorDtype dtype, const std::source_location& where) {
+  if (tensor->type.dtype == dtype || !is_floating(tensor->type.dtype)) return tensor;
+  Instruction one{.op = Op::kCast, .signal = tensor->signal, .inputs = 1, .outputs = 1};
+  one.attributes = OpAttributes::of({static_cast<int64_t>(dtype)});
+  one.no_grad = !grad_enabled;
+  const TensorPlacement lies = placer_.tensor(tensor->number).placement;
+  if (!lies.is_partial()) one.place = lies;
+  const NodePtr result = new_node({tensor->type.shape, dtype}, tensor->signal);
+  one.input[0] = tensor->number;
+  one.output[0] = result->number;
+  emit(one, result->stage, where);
+  result->begin();
+  if (grad_enabled) join_pieces({tensor}, {result});
+  return result;
+}
+
+/// What operands are converted to in the scope of an autocast; operands are on workers.
+std::vector<NodePtr> Program::cast_operands(Op op, std::vector<NodePtr> inputs,
+                                            const std::source_location& where) {
+  std::optional<TensorDtype> dtype;
+  if (is_product(op)) dtype = autocast;
+  if (needs_fp32(op)) dtype = TensorDtype::kFp32;
+  if (takes_one_dtype(op)) {
+    const auto is_wide = [](const NodePtr& one) { return one->type.dtype == TensorDtype::kFp32; };
+    if (std::ranges::any_of(inputs, is_wide)) dtype = TensorDtype::kFp32;
+  }
+  if (!dtype) return inputs;
+  for (NodePtr& input : inputs) input = cast(input, *dtype, where);
+  return inputs;
+}
+
+std::vector<NodePtr> Program::op(Op op, const std::vector<NodePtr>& given, const OpAttributes& attributes,
                                  const std::source_location& where) {
+  std::vector<NodePtr> inputs = given;
   Instruction one{.op = op, .signal = scope()};
   one.attributes = attributes;
   one.no_grad = !grad_enabled;
@@ -371,8 +434,9 @@ std::vector<NodePtr> Program::op(Op op, const std::vector<NodePtr>& inputs, cons
   if (signal == Instruction::kNoSignal) signal = default_signal();
   for (size_t i = 0; i < inputs.size(); ++i) {
     if (!inputs[i]->made()) make_at(inputs[i], signal, place_of_operand(*inputs[i], op, i, signal), where);
-    one.input[i] = inputs[i]->number;
   }
+  if (autocast && !in_place) inputs = cast_operands(op, std::move(inputs), where);
+  for (size_t i = 0; i < inputs.size(); ++i) one.input[i] = inputs[i]->number;
   one.inputs = static_cast<uint16_t>(inputs.size());
   if (one.signal == Instruction::kNoSignal && !in_place) one.signal = signal;
   check_written(op, inputs, where);

@@ -106,9 +106,11 @@ class Program : public std::enable_shared_from_this<Program> {
     Aside(Program& program, bool with_grad)
         : program_(program),
           scopes_(std::exchange(program.scopes_, {})),
-          grad_enabled_(std::exchange(program.grad_enabled, with_grad)) {}
+          grad_enabled_(std::exchange(program.grad_enabled, with_grad)),
+          autocast_(std::exchange(program.autocast, {})) {}
     ~Aside() {
       program_.scopes_ = std::move(scopes_);
+      program_.autocast = autocast_;
       program_.grad_enabled = grad_enabled_;
     }
     Aside(const Aside&) = delete;
@@ -118,6 +120,7 @@ class Program : public std::enable_shared_from_this<Program> {
     Program& program_;
     std::vector<int32_t> scopes_;
     bool grad_enabled_;
+    std::optional<trireme::plan::TensorDtype> autocast_;
   };
   /// The signal of the innermost scope; none: kNoSignal.
   int32_t scope() const;
@@ -145,6 +148,7 @@ class Program : public std::enable_shared_from_this<Program> {
   void log_to(const std::string& path) { log_ = std::make_unique<InstructionLog>(path); }
 
   bool grad_enabled = true;
+  std::optional<trireme::plan::TensorDtype> autocast = {};  ///< of products, where a scope says so
   int64_t next_seed = 42;
 
   /// An instruction and the stage to which it belongs; -1: to none.
@@ -162,6 +166,9 @@ class Program : public std::enable_shared_from_this<Program> {
 
  private:
   void check_own(const NodePtr& tensor) const;
+  std::vector<NodePtr> cast_operands(trireme::plan::Op op, std::vector<NodePtr> inputs,
+                                     const std::source_location& where);
+  NodePtr cast(const NodePtr& tensor, trireme::plan::TensorDtype dtype, const std::source_location& where);
   void check_written(trireme::plan::Op op, const std::vector<NodePtr>& inputs,
                      const std::source_location& where) const;
   int32_t add_signal(UsedSignal used);

@@ -321,6 +321,15 @@ Tensor dropout(const Tensor& x, double p, int64_t seed, source_location at) {
   return apply(Op::kDropout, {x}, OpAttributes::of({seed}, {p}), at);
 }
 
+autocast::autocast(Dtype dtype) : before_(Program::current()->autocast) {
+  if (dtype != Dtype::kBf16 && dtype != Dtype::kFp32)
+    throw ConfigError("[gt.autocast] products in {}: use bf16, or fp32 for a scope without it", dtype);
+  Program::current()->autocast = dtype == Dtype::kBf16 ? std::optional(dtype) : std::nullopt;
+}
+autocast::~autocast() {
+  if (Program::exists()) Program::current()->autocast = before_;
+}
+
 no_grad::no_grad() : before_(std::exchange(Program::current()->grad_enabled, false)) {}
 no_grad::~no_grad() {
   if (Program::exists()) Program::current()->grad_enabled = before_;

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <future>
 #include <memory>
+#include <optional>
 #include <source_location>
 #include <string>
 #include <vector>
@@ -162,6 +163,21 @@ class no_grad {
 
  private:
   bool before_;
+};
+
+/// While it lives, products (matmul, linear, attention) are computed in bf16, and exponents, sums, norms,
+/// softmax and losses in fp32, as torch.autocast has it; of two dtypes an operation takes the wider.
+/// Parameters, their gradients and what optimizers keep stay fp32. Scopes nest; the innermost counts. Throws
+/// trireme::ConfigError for dtypes other than bf16, which needs no scale of the loss, and fp32, which is off.
+class autocast {
+ public:
+  explicit autocast(Dtype dtype = Dtype::kBf16);
+  ~autocast();
+  autocast(const autocast&) = delete;
+  autocast& operator=(const autocast&) = delete;
+
+ private:
+  std::optional<Dtype> before_;
 };
 
 }  // namespace gt
