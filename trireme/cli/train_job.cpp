@@ -48,8 +48,10 @@ void say_failure(const report::RunDirectory& directory, int code, int64_t ranks)
   const report::Attempt last = directory.attempts().back();
   const bool was_killed = code > 128;  // an exit code says no more than its meaning
   const std::string why = last.error.empty() && was_killed ? last.cause : last.error;
-  log_info("run     {} ended with code {}{}{}; its logs are in {}/logs", run, code, launch::meaning(code),
-           why.empty() ? "" : ": " + why, run);
+  std::error_code absent;  // ranks of another server have printed to their own terminals
+  const bool has_logs = std::filesystem::exists(directory.file("logs"), absent);
+  log_info("run     {} ended with code {}{}{}{}", run, code, launch::meaning(code),
+           why.empty() ? "" : ": " + why, has_logs ? fmt::format("; its logs are in {}/logs", run) : "");
   if (can_go_on(directory))
     log_info("next    '{}' continues from its last checkpoint", report::resume_command(run, ranks));
 }
