@@ -19,7 +19,7 @@ TENSOR_FACES = {"trireme/checkpoint/safetensors.h", "trireme/checkpoint/safetens
 # Files of other rooms that need no torch: the front command has a copy of them.
 WITHOUT_TORCH = {f"trireme/data/{name}" for name in
                  ("byte_stream.h", "document_file.h", "document_file.cpp", "documents.h", "documents.cpp", "encode_ahead.h",
-                  "encode_ahead.cpp", "gzip_stream.cpp", "json_lines.h", "json_lines.cpp", "no_gzip_stream.cpp",
+                  "encode_ahead.cpp", "conversation.h", "conversation.cpp", "gzip_stream.cpp", "json_lines.h", "json_lines.cpp", "no_gzip_stream.cpp",
                   "no_zstd_stream.cpp", "packed_input.h", "progress.h", "source.h", "source.cpp", "tokenizer.h", "tokenizer.cpp",
                   "zstd_stream.cpp")}
 WITHOUT_TORCH |= {f"trireme/bench/{name}" for name in

@@ -68,8 +68,9 @@ bool change(const plan::Field& field) {
 }
 
 TEST(SameConfig, ComparesEveryKeyThatIsNotAHostsOwn) {
-  const std::set<std::string> own = {"name",         "device",          "data.path",     "data.tokenizer",
-                                     "data.threads", "train.log_every", "comm.timeout_s"};
+  const std::set<std::string> own = {
+      "name",         "device",          "data.path",     "data.tokenizer", "data.chat_template",
+      "data.threads", "train.log_every", "comm.timeout_s"};
   test::run_ranks(2, [&](const std::shared_ptr<comm::World>& world) {
     plan::Config same;
     const size_t keys = plan::fields(same).size();

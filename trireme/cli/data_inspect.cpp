@@ -14,6 +14,7 @@
 #include "trireme/base/text.h"
 #include "trireme/base/utf8.h"
 #include "trireme/cli/corpus_text.h"
+#include "trireme/cli/data_inspect_chat.h"
 #include "trireme/cli/data_path.h"
 #include "trireme/cli/front.h"
 #include "trireme/cli/progress_line.h"
@@ -269,6 +270,10 @@ int inspect(const InspectOptions& options, const Front& front) {
   const plan::DataConfig& config = resolved.config.data;
   const auto seq_len = static_cast<size_t>(config.seq_len);
   const auto tokenizer = data::make_tokenizer(config.tokenizer);
+  if (config.format != plan::DataFormat::kText) {
+    inspect_conversations(options.path, config, *tokenizer, options.json);
+    return 0;
+  }
   CorpusText corpus({source_of(options.path)});
   const Inspection found =
       Inspector(corpus, *tokenizer, static_cast<size_t>(options.windows) * seq_len).run();
@@ -301,7 +306,10 @@ void add_data_inspect(CLI::App& data, Front& front) {
   verb->add_flag("--json", options->json, "Print one JSON document");
   verb->footer(
       "A window has data.seq_len tokens, with | between two; validation takes its share of the text later.\n"
-      "The config keys data.tokenizer and data.seq_len can be given as --section.key=value.\n"
+      "With data.format=chat or answers the first conversation is shown, and which of it counts in the "
+      "loss.\n"
+      "The config keys data.tokenizer, data.seq_len, data.format and data.chat_template can be given as\n"
+      "--section.key=value.\n"
       "Example:\n"
       "  trireme data inspect my_text/ --data.tokenizer=tokenizer.json");
   verb->callback(

@@ -15,6 +15,7 @@
 #include "trireme/plan/config_files.h"
 #include "trireme/plan/pipeline.h"
 #include "trireme/report/run_dir.h"
+#include "trireme/text/chat_template_file.h"
 #include "trireme/text/load.h"
 
 namespace trireme::cli {
@@ -99,6 +100,21 @@ bool has_tokenizer_file(const plan::Config& config) {
   return config.data.tokenizer != plan::kByteTokenizer && !plan::reads_images(config.model.family);
 }
 
+/// Makes data.chat_template absolute, and reads the template, so that what it lacks is said before ranks
+/// start.
+void settle_chat_template(plan::Config& config, const std::string& config_file) {
+  if (config.data.format != plan::DataFormat::kChat) return;
+  std::string& file = config.data.chat_template;
+  const fs::path given = file, path = fs::absolute(given).lexically_normal();
+  std::error_code ignored;
+  if (!file.empty() && !fs::exists(path, ignored))
+    throw ConfigError(
+        "[cli.data] data.chat_template={}: {} does not exist{}; name a file with a Jinja template", file,
+        path.string(), beside_config(given, config_file));
+  if (!file.empty()) file = path.string();
+  text::load_chat_template(file, config.data.tokenizer);
+}
+
 }  // namespace
 
 void settle_tokenizer_if_any(plan::ResolvedConfig& resolved, const std::string& config_file) {
@@ -117,6 +133,7 @@ void settle_tokenizer_if_any(plan::ResolvedConfig& resolved, const std::string& 
 void settle_tokenizer(plan::ResolvedConfig& resolved, const std::string& config_file) {
   plan::Config& config = resolved.config;
   std::string& tokenizer = config.data.tokenizer;
+  settle_chat_template(config, config_file);
   if (!has_tokenizer_file(config)) return;
   constexpr const char* kFix =
       "set it to 'byte', a tokenizer.json, a SentencePiece .model, a published .tiktoken, or a folder with a "

@@ -56,7 +56,12 @@ void add_generate(CLI::App& app, Front& front) {
   verb->add_option("RUN", generate_options.run, "Run directory, name of a run, or 'latest'")
       ->required()
       ->option_text(" ");
-  verb->add_option("--prompt", generate_options.prompt, "Text to continue")->option_text("TEXT");
+  CLI::Option* const prompt =
+      verb->add_option("--prompt", generate_options.prompt, "Text to continue")->option_text("TEXT");
+  verb->add_option("--chat", generate_options.chat,
+                   "Question to answer, as the chat template of the run writes it")
+      ->option_text("TEXT")
+      ->excludes(prompt);
   verb->add_option("--max-tokens", generate_options.max_tokens, "Tokens to generate (default: 256)")
       ->option_text("N");
   verb->add_option("--temperature", generate_options.temperature,

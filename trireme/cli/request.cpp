@@ -6,8 +6,8 @@
 
 namespace trireme::cli {
 
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(GenerateOptions, run, weights, prompt, max_tokens, temperature, top_k,
-                                   seed)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(GenerateOptions, run, weights, prompt, chat, max_tokens, temperature,
+                                   top_k, seed)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(EvalOptions, device, run, weights, data, questions, per_document, window)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(DataOptions, action, path, format, train, test, seed, threads, fonts,
                                    sheet, side, images, rounds)

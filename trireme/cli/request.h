@@ -11,6 +11,7 @@ struct GenerateOptions {
   std::string run;           ///< run directory
   std::string weights = {};  ///< its final ones, or a checkpoint
   std::string prompt;
+  std::string chat = {};  ///< a question that the chat template writes; empty: `prompt` as it is
   int64_t max_tokens = 256;
   double temperature = 0.8;  ///< 0: greedy
   int64_t top_k = 0;         ///< 0: all

@@ -1,5 +1,6 @@
 #include <iostream>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "trireme/base/error.h"
 #include "trireme/base/utf8.h"
@@ -12,9 +13,43 @@
 #include "trireme/plan/adapter.h"
 #include "trireme/plan/config.h"
 #include "trireme/report/run_dir.h"
+#include "trireme/text/chat_template_file.h"
 #include "trireme/train/generate.h"
 
 namespace trireme::cli {
+namespace {
+
+struct Asked {
+  std::string prompt;
+  std::optional<int32_t> end_token;  ///< that ends an answer
+};
+
+/// What the template writes behind an answer says which token ends it.
+std::optional<int32_t> end_of_turn(const text::ChatTemplate& chat, const nlohmann::ordered_json& question,
+                                   const std::string& prompt, const data::Tokenizer& tokenizer) {
+  const std::string answer = "answer";
+  nlohmann::ordered_json answered = question;
+  answered.push_back({{"role", "assistant"}, {"content", answer}});
+  const std::string whole = chat.render(answered, false).text;
+  const size_t end = whole.rfind(answer);
+  if (!whole.starts_with(prompt) || end == std::string::npos) return tokenizer.end_token();
+  const std::vector<int32_t> behind = tokenizer.encode(whole.substr(end + answer.size()));
+  return !behind.empty() && tokenizer.is_special(behind[0]) ? behind[0] : tokenizer.end_token();
+}
+
+Asked asked(const GenerateOptions& options, const plan::Config& config, const data::Tokenizer& tokenizer) {
+  if (options.chat.empty())
+    return {options.prompt.empty() ? config.train.sample_prompt : options.prompt, tokenizer.end_token()};
+  const text::ChatTemplate chat = text::load_chat_template(config.data.chat_template, config.data.tokenizer);
+  nlohmann::ordered_json question = nlohmann::ordered_json::array();
+  question.push_back({{"role", "user"}, {"content", options.chat}});
+  std::string prompt = chat.render(question, true).text;
+  const auto end = end_of_turn(chat, question, prompt, tokenizer);
+  return {std::move(prompt), end};
+}
+
+}  // namespace
+
 int worker_generate(const Request& request) {
   const GenerateOptions& options = request.generate;
   const report::RunDirectory run = report::RunDirectory::open(options.run);
@@ -25,13 +60,13 @@ int worker_generate(const Request& request) {
         "[cli.generate] {} trained an image model ({}), which generates no text; choose a run on text",
         run.path(), config.model.family);
   }
-  const std::string prompt = options.prompt.empty() ? config.train.sample_prompt : options.prompt;
+  check_tokenizer(run, config);
+  const auto tokenizer = data::make_tokenizer(config.data.tokenizer);
+  const auto [prompt, end_token] = asked(options, config, *tokenizer);
   if (prompt.empty())
     throw ConfigError(
         "[cli.generate] both --prompt and train.sample_prompt of {} are empty; pass --prompt TEXT",
         run.path());
-  check_tokenizer(run, config);
-  const auto tokenizer = data::make_tokenizer(config.data.tokenizer);
   const std::vector<int32_t> prompt_tokens = tokenizer->encode(prompt);
   if (prompt_tokens.empty()) {
     throw ConfigError("[cli.generate] the tokenizer {} drops all of the prompt '{}'; pass another --prompt",
@@ -49,7 +84,7 @@ int worker_generate(const Request& request) {
                                                        .temperature = options.temperature,
                                                        .top_k = options.top_k,
                                                        .vocab_size = tokenizer->vocab_size(),
-                                                       .end_token = tokenizer->end_token(),
+                                                       .end_token = end_token,
                                                        .seed = static_cast<uint64_t>(options.seed),
                                                        .context = config.data.seq_len},
                                                       device);
@@ -62,7 +97,7 @@ int worker_generate(const Request& request) {
                                    {"tokens", tokens.size()}};
     std::cout << result.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) << "\n";
   } else {
-    std::cout << printable(prompt + text) << "\n";
+    std::cout << printable(options.chat.empty() ? prompt + text : text) << "\n";
   }
   return 0;
 }

@@ -14,12 +14,18 @@ struct Batch {
   at::Tensor targets;
   /// How many rows count. 0: none does; a batch of text then has B = 1, and its row is only a placeholder.
   int64_t rows = 0;
-  int64_t step_rows = 0;              ///< rows of the step on all ranks together, broken pictures included
-  int64_t step_passes = 0;            ///< micro-batches of each rank in the step; 0: as many as in any other
+  int64_t step_rows = 0;    ///< rows of the step on all ranks together, broken pictures included
+  int64_t step_passes = 0;  ///< micro-batches of each rank in the step; 0: as many as in any other
+  /// Of text where some targets do not count (kIgnoredTarget): those that do, here and in the step on all
+  /// ranks together. 0 and 0: all do.
+  int64_t kept = 0, step_kept = 0;
   std::vector<int64_t> samples = {};  ///< of images: index in the ImageSet of each row that counts
 
   /// The weight of this batch's mean in the mean over the step.
-  double share() const { return static_cast<double>(rows) / static_cast<double>(step_rows); }
+  double share() const { return weight() / step_weight(); }
+  /// How much the batch's mean loss counts, and all of the step together.
+  double weight() const { return static_cast<double>(step_kept > 0 ? kept : rows); }
+  double step_weight() const { return static_cast<double>(step_kept > 0 ? step_kept : step_rows); }
 };
 
 }  // namespace trireme::data

@@ -8,6 +8,7 @@
 
 #include "trireme/data/progress.h"
 #include "trireme/data/tokenizer.h"
+#include "trireme/plan/choices.h"
 
 namespace trireme::data {
 
@@ -15,9 +16,12 @@ struct CorpusOptions {
   std::string path = {};           ///< as list_source() takes it; "builtin": `builtin_root`
   std::string builtin_root = {};   ///< folder of C++ headers that "builtin" stands for
   std::string tokenizer = "byte";  ///< as make_tokenizer() takes it
-  double val_fraction = 0.02;      ///< of the bytes of all documents
+  plan::DataFormat format = plan::DataFormat::kText;
+  plan::LossOn loss_on = plan::LossOn::kAnswers;  ///< of conversations
+  std::string chat_template = {};                 ///< as text::load_chat_template() takes it
+  double val_fraction = 0.02;                     ///< of the bytes of all documents
   std::string cache_dir = {};
-  int64_t seq_len = 0;  ///< only to refuse a corpus shorter than one sequence
+  int64_t seq_len = 0;  ///< of text only to refuse a corpus shorter than one sequence
   int64_t threads = 0;  ///< that tokenise; 0: as many as this process may use cores
   OnProgress on_progress = {};
 };
@@ -30,7 +34,7 @@ struct PreparedCorpus {
   int64_t vocab_size = 0;                      ///< ids are below it
   std::shared_ptr<const Tokenizer> tokenizer;  ///< that has made the tokens
   bool from_cache = false;
-  std::string note = {};  ///< that text is not UTF-8; empty: it is
+  std::string note = {};  ///< that text is not UTF-8, or conversations were cut; empty: neither
 };
 
 /// Prepares, or finds in the cache. Safe against two processes preparing the same corpus at once: one waits

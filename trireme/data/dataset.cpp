@@ -24,13 +24,17 @@ Dataset::Dataset(const std::string& folder, const std::string& split, int64_t se
     : folder_(folder), seq_len_(seq_len) {
   TRIREME_CHECK(seq_len >= 1, "[data.dataset] seq_len={} must be at least 1", seq_len);
   const TokenIndex index = read_index(folder);
-  const int64_t token_bytes = bytes_per_token(index.vocab_size);
+  const int64_t token_bytes = bytes_per_token(index.stored_values());
   vocab_size_ = index.vocab_size;
+  marked_ = index.conversations.has_value();
   for (const ShardEntry& entry : find_split(index, folder, split).shards) {
     shards_.push_back(std::make_unique<TokenShard>(folder + "/" + entry.file, entry, token_bytes));
     tokens_ += entry.tokens;
   }
   samples_ = tokens_ > seq_len ? (tokens_ - 1) / seq_len : 0;
+  if (!marked_) return;
+  kept_ = std::vector<std::atomic<int32_t>>(static_cast<size_t>(samples_));
+  for (auto& count : kept_) count.store(-1, std::memory_order_relaxed);
 }
 
 Dataset::~Dataset() = default;
@@ -55,13 +59,40 @@ void Dataset::check_ids(int64_t index, std::span<const int64_t> tokens) const {
 }
 
 void Dataset::read(int64_t index, std::span<int64_t> tokens) const {
+  read_stored(index, tokens);
+  for (int64_t& token : tokens) token -= marked_ && token >= vocab_size_ ? vocab_size_ : 0;
+  check_ids(index, tokens);
+}
+
+void Dataset::read(int64_t index, std::span<int64_t> tokens, std::span<int64_t> targets) const {
+  read_stored(index, tokens);
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    const bool counts = !marked_ || tokens[i] >= vocab_size_;
+    tokens[i] -= marked_ && counts ? vocab_size_ : 0;
+    if (i > 0) targets[i - 1] = counts ? tokens[i] : kIgnoredTarget;
+  }
+  check_ids(index, tokens);
+}
+
+int64_t Dataset::kept_targets(int64_t index) const {
+  if (!marked_) return seq_len_;
+  std::atomic<int32_t>& known = kept_.at(static_cast<size_t>(index));
+  if (const int32_t count = known.load(std::memory_order_relaxed); count >= 0) return count;
+  std::vector<int64_t> tokens(static_cast<size_t>(seq_len_) + 1);
+  read_stored(index, tokens);
+  const auto count =
+      std::count_if(tokens.begin() + 1, tokens.end(), [this](int64_t token) { return token >= vocab_size_; });
+  known.store(static_cast<int32_t>(count), std::memory_order_relaxed);
+  return count;
+}
+
+void Dataset::read_stored(int64_t index, std::span<int64_t> tokens) const {
   TRIREME_CHECK(index >= 0 && index < samples_, "[data.dataset] there is no sample {} among {}", index,
                 samples_);
   TRIREME_CHECK(static_cast<int64_t>(tokens.size()) == seq_len_ + 1,
                 "[data.dataset] the buffer has {} tokens, but must have seq_len + 1 with seq_len={}",
                 tokens.size(), seq_len_);
   read_tokens(index * seq_len_, tokens);
-  check_ids(index, tokens);
 }
 
 void Dataset::read_tokens(int64_t begin, std::span<int64_t> tokens) const {

@@ -1,6 +1,7 @@
 #pragma once
 // Token shards on disk, and sequences of them. A shard is a header, the tokens (uint16 or uint32) and the
 // checksum of each chunk; chunks are verified when first touched.
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -10,6 +11,9 @@
 namespace trireme::data {
 
 class TokenShard;
+
+/// The target of a token whose loss does not count, as torch has it.
+inline constexpr int64_t kIgnoredTarget = -100;
 
 /// All shards of one split ("train" or "val") as a sequence of samples of seq_len + 1 tokens, packed without
 /// gaps: sample i starts at token i * seq_len, so that neighbours share one token. Thread-safe.
@@ -29,8 +33,17 @@ class Dataset {
   /// Copies the seq_len + 1 tokens of sample `index`. Throws DataError naming file and chunk when a checksum
   /// fails, or when a token is outside the vocabulary.
   void read(int64_t index, std::span<int64_t> tokens) const;
+  /// The same, and what each of the first seq_len tokens is to predict: the next one, or kIgnoredTarget where
+  /// its loss does not count.
+  void read(int64_t index, std::span<int64_t> tokens, std::span<int64_t> targets) const;
+  /// Whether there are targets that do not count.
+  bool ignores_targets() const { return marked_; }
+  /// How many targets of the sample count. Reads the sample the first time.
+  int64_t kept_targets(int64_t index) const;
 
  private:
+  /// Copies the tokens of sample `index` as they are stored.
+  void read_stored(int64_t index, std::span<int64_t> tokens) const;
   /// Copies the tokens of the split from index `begin` on.
   void read_tokens(int64_t begin, std::span<int64_t> tokens) const;
   void check_ids(int64_t index, std::span<const int64_t> tokens) const;
@@ -38,6 +51,8 @@ class Dataset {
   std::string folder_;
   std::vector<std::unique_ptr<TokenShard>> shards_;
   int64_t seq_len_ = 0, tokens_ = 0, samples_ = 0, vocab_size_ = 0;
+  bool marked_ = false;                             ///< tokens that count are stored as larger ones
+  mutable std::vector<std::atomic<int32_t>> kept_;  ///< by sample, of marked tokens; -1: not counted yet
 };
 
 }  // namespace trireme::data

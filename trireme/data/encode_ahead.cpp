@@ -16,12 +16,15 @@ constexpr auto kSignEvery = std::chrono::milliseconds(100);
 
 }  // namespace
 
-EncodeAhead::EncodeAhead(int64_t threads, std::function<void()> while_waiting)
-    : while_waiting_(std::move(while_waiting)), most_bytes_(kBytesPerThread * static_cast<size_t>(threads)) {}
+EncodeAhead::EncodeAhead(int64_t threads, std::function<void()> while_waiting, Encode encode)
+    : while_waiting_(std::move(while_waiting)),
+      encode_(std::move(encode)),
+      most_bytes_(kBytesPerThread * static_cast<size_t>(threads)) {}
 
 /// The other constructor has ended before threads start, so that an error ends those that did.
-EncodeAhead::EncodeAhead(const Tokenizer& tokenizer, int64_t threads, std::function<void()> while_waiting)
-    : EncodeAhead(std::max<int64_t>(1, threads), std::move(while_waiting)) {
+EncodeAhead::EncodeAhead(const Tokenizer& tokenizer, int64_t threads, std::function<void()> while_waiting,
+                         Encode encode)
+    : EncodeAhead(std::max<int64_t>(1, threads), std::move(while_waiting), std::move(encode)) {
   start_threads(std::max<int64_t>(1, threads), 1, [&] {
     threads_.emplace_back([this, mine = std::shared_ptr(tokenizer.for_another_thread())] { run(*mine); });
   });
@@ -104,7 +107,7 @@ void EncodeAhead::run(const Tokenizer& tokenizer) {
     size_t bytes = 0;
     try {
       for (Text& text : batch->texts) {
-        text.ids = tokenizer.encode(text.text);
+        text.ids = encode_ ? encode_(tokenizer, text.text) : tokenizer.encode(text.text);
         std::string().swap(text.text);
         bytes += text.ids.capacity() * sizeof(int32_t) + kBytesAboutText;
       }

@@ -23,11 +23,15 @@ namespace trireme::data {
 class EncodeAhead {
  public:
   using Take = std::function<void(std::span<const int32_t> ids)>;
+  /// Ids of a text; called on several threads, each with a tokenizer of its own.
+  using Encode = std::function<std::vector<int32_t>(const Tokenizer& tokenizer, std::string_view text)>;
 
   /// `while_waiting` is called ten times a second while there is nothing to take; what it throws ends add()
   /// and finish(). `tokenizer` must outlive this. Goes on with fewer threads where the system has no more;
   /// throws EnvironmentError where it has none.
-  EncodeAhead(const Tokenizer& tokenizer, int64_t threads, std::function<void()> while_waiting);
+  /// `encode` says otherwise than Tokenizer::encode() what the ids are.
+  EncodeAhead(const Tokenizer& tokenizer, int64_t threads, std::function<void()> while_waiting,
+              Encode encode = {});
   EncodeAhead(const EncodeAhead&) = delete;
   EncodeAhead& operator=(const EncodeAhead&) = delete;
   /// Drops what no thread has begun, and waits for the rest.
@@ -55,7 +59,7 @@ class EncodeAhead {
     std::exception_ptr failure = {};
   };
 
-  EncodeAhead(int64_t threads, std::function<void()> while_waiting);
+  EncodeAhead(int64_t threads, std::function<void()> while_waiting, Encode encode);
   void hand_over();
   bool has_room_for_batch();
   void take_oldest();
@@ -64,6 +68,7 @@ class EncodeAhead {
   void run(const Tokenizer& tokenizer);
 
   std::function<void()> while_waiting_;
+  Encode encode_;
   size_t most_bytes_;
   Batch filling_;
   std::deque<std::shared_ptr<Batch>> in_order_;

@@ -19,8 +19,23 @@ std::string index_path(const std::string& folder) {
   return folder + "/index.json";
 }
 
-const char* dtype_name(int64_t vocab_size) {
-  return bytes_per_token(vocab_size) == 2 ? "uint16" : "uint32";
+/// The counts by name, in the order in which they are written.
+struct CountName {
+  const char* name;
+  int64_t ConversationCounts::*count;
+};
+constexpr CountName kCounts[] = {{"conversations", &ConversationCounts::conversations},
+                                 {"tokens", &ConversationCounts::tokens},
+                                 {"counted", &ConversationCounts::counted},
+                                 {"padding", &ConversationCounts::padding},
+                                 {"cut", &ConversationCounts::cut},
+                                 {"cut_tokens", &ConversationCounts::cut_tokens},
+                                 {"cut_answers", &ConversationCounts::cut_answers},
+                                 {"lost_answers", &ConversationCounts::lost_answers},
+                                 {"left_out", &ConversationCounts::left_out}};
+
+const char* dtype_name(int64_t stored_values) {
+  return bytes_per_token(stored_values) == 2 ? "uint16" : "uint32";
 }
 
 Json split_json(const SplitEntry& split) {
@@ -35,13 +50,16 @@ Json index_json(const TokenIndex& index) {
   Json json{{"schema", kSchema},
             {"tokenizer", index.tokenizer},
             {"vocab_size", index.vocab_size},
-            {"dtype", dtype_name(index.vocab_size)},
+            {"dtype", dtype_name(index.stored_values())},
             {"source",
              {{"path", index.source},
               {"files", index.source_files},
               {"bytes", index.source_bytes},
               {"not_utf8", {{"files", index.not_utf8_files}, {"first", index.first_not_utf8}}},
               {"val_fraction", index.val_fraction}}}};
+  if (index.conversations) {
+    for (const auto& [name, count] : kCounts) json["conversations"][name] = (*index.conversations).*count;
+  }
   for (const auto& [name, split] : index.splits) json["splits"][name] = split_json(split);
   return json;
 }
@@ -74,7 +92,13 @@ TokenIndex parse_index(const Json& json) {
                    .not_utf8_files = not_utf8.at("files"),
                    .first_not_utf8 = not_utf8.at("first"),
                    .val_fraction = source.at("val_fraction"),
+                   .conversations = {},
                    .splits = {}};
+  if (json.contains("conversations")) {
+    index.conversations.emplace();
+    for (const auto& [name, count] : kCounts)
+      (*index.conversations).*count = json.at("conversations").at(name);
+  }
   for (const auto& [name, split] : json.at("splits").items()) index.splits[name] = parse_split(split);
   return index;
 }
@@ -119,8 +143,13 @@ int64_t TokenIndex::documents() const {
   return count;
 }
 
-int64_t bytes_per_token(int64_t vocab_size) {
-  return vocab_size <= 65536 ? 2 : 4;
+ConversationCounts& ConversationCounts::operator+=(const ConversationCounts& other) {
+  for (const auto& each : kCounts) this->*each.count += other.*each.count;
+  return *this;
+}
+
+int64_t bytes_per_token(int64_t stored_values) {
+  return stored_values <= 65536 ? 2 : 4;
 }
 
 void write_index(const std::string& folder, const TokenIndex& index) {

@@ -3,6 +3,7 @@
 // where they came from. Written last, so a folder with an index is whole.
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -20,6 +21,17 @@ struct SplitEntry {
   std::vector<ShardEntry> shards;
 };
 
+/// What became of conversations that were packed into windows.
+struct ConversationCounts {
+  int64_t conversations = 0, tokens = 0;  ///< that are kept
+  int64_t counted = 0;                    ///< tokens of these whose loss counts
+  int64_t padding = 0;                    ///< tokens between conversations
+  int64_t cut = 0, cut_tokens = 0;  ///< conversations longer than a window, and tokens that were cut off
+  int64_t cut_answers = 0, lost_answers = 0;  ///< that lost their end, or all of their tokens
+  int64_t left_out = 0;                       ///< conversations that have no answer left
+  ConversationCounts& operator+=(const ConversationCounts& other);
+};
+
 struct TokenIndex {
   std::string tokenizer;
   int64_t vocab_size = 0;
@@ -29,12 +41,16 @@ struct TokenIndex {
   int64_t not_utf8_files = 0;
   std::string first_not_utf8 = {};  ///< path of the first of them
   double val_fraction = 0.0;
+  /// Of conversations: a token that counts in the loss is stored as its id plus vocab_size.
+  std::optional<ConversationCounts> conversations = {};
+  /// One more than the largest number that is stored for a token.
+  int64_t stored_values() const { return conversations ? 2 * vocab_size : vocab_size; }
   std::map<std::string, SplitEntry> splits;  ///< "train" and "val"
   int64_t documents() const;
 };
 
-/// Bytes of a token on disk: 2 for vocabularies up to 65536, else 4.
-int64_t bytes_per_token(int64_t vocab_size);
+/// Bytes of a token on disk: 2 for up to 65536 values, else 4.
+int64_t bytes_per_token(int64_t stored_values);
 
 /// Writes folder/index.json and syncs it. Throws EnvironmentError.
 void write_index(const std::string& folder, const TokenIndex& index);

@@ -119,10 +119,16 @@ JsonLines::JsonLines(const std::string& path, std::string field, std::function<v
   }
 }
 
-std::optional<std::string_view> JsonLines::next() {
+std::optional<std::string_view> JsonLines::next_record() {
   while (const auto line = next_line()) {
     ++line_;
-    if (is_blank(*line)) continue;
+    if (!is_blank(*line)) return line;
+  }
+  return std::nullopt;
+}
+
+std::optional<std::string_view> JsonLines::next() {
+  while (const auto line = next_record()) {
     take_document(*line);
     if (!document_.empty()) return document_;
   }

@@ -29,6 +29,10 @@ class JsonLines {
   /// naming file and line when a line is no JSON object or its field is no string, ConfigError when it has no
   /// such field.
   std::optional<std::string_view> next();
+  /// The next line that is not empty, whatever it holds, valid until the next call; none at the end.
+  std::optional<std::string_view> next_record();
+  /// The number of the line that was last returned, from 1 on.
+  int64_t line() const { return line_; }
   /// Bytes of the file that were read so far.
   int64_t taken() const;
 

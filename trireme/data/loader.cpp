@@ -51,22 +51,25 @@ void check_tokens(std::span<const int64_t> tokens, int64_t sample, int64_t vocab
 }
 
 /// Inputs and targets of the samples, read into tensors of their own so that both are contiguous.
-Batch read_batch(const Dataset& dataset, std::span<const int64_t> samples, const LoaderOptions& options) {
+Batch read_batch(const Dataset& dataset, std::span<const int64_t> samples, const LoaderOptions& options,
+                 int64_t step_kept) {
   const auto length = static_cast<size_t>(dataset.seq_len());
   const auto tensor_options = at::TensorOptions().dtype(at::kLong).pinned_memory(options.pin_memory);
   const auto rows = static_cast<int64_t>(samples.size());
   Batch batch{.inputs = at::empty({rows, dataset.seq_len()}, tensor_options),
               .targets = at::empty({rows, dataset.seq_len()}, tensor_options),
               .rows = rows,
-              .step_rows = options.global_batch};
+              .step_rows = options.global_batch,
+              .step_kept = step_kept};
   std::vector<int64_t> tokens(length + 1);
   int64_t* input = batch.inputs.mutable_data_ptr<int64_t>();
   int64_t* target = batch.targets.mutable_data_ptr<int64_t>();
   for (const int64_t sample : samples) {
-    dataset.read(sample, tokens);
+    dataset.read(sample, tokens, {target, length});
     check_tokens(tokens, sample, options.vocab_size);
     input = std::copy(tokens.begin(), tokens.end() - 1, input);
-    target = std::copy(tokens.begin() + 1, tokens.end(), target);
+    target += length;
+    if (step_kept > 0) batch.kept += dataset.kept_targets(sample);
   }
   return batch;
 }
@@ -95,7 +98,8 @@ class Loader::Impl {
     try {
       const int64_t per_rank = options_.global_batch / options_.dp_size;
       for (int64_t cursor = options_.cursor; !stop.stop_requested(); cursor += options_.global_batch) {
-        produce_step(stop, sample_indices(options_.sampler, cursor + options_.dp_rank * per_rank, per_rank));
+        produce_step(stop, sample_indices(options_.sampler, cursor + options_.dp_rank * per_rank, per_rank),
+                     kept_in_step(cursor));
       }
     } catch (...) {
       const std::lock_guard lock(mutex_);
@@ -104,11 +108,21 @@ class Loader::Impl {
     }
   }
 
+  /// Targets that count in the step at `cursor`, on all ranks: each of them has the same data. 0: all do.
+  int64_t kept_in_step(int64_t cursor) const {
+    if (!dataset_->ignores_targets()) return 0;
+    int64_t kept = 0;
+    for (const int64_t sample : sample_indices(options_.sampler, cursor, options_.global_batch)) {
+      kept += dataset_->kept_targets(sample);
+    }
+    return kept;
+  }
+
   /// The micro-batches of one optimizer step.
-  void produce_step(const std::stop_token& stop, std::span<const int64_t> samples) {
+  void produce_step(const std::stop_token& stop, std::span<const int64_t> samples, int64_t step_kept) {
     while (!samples.empty() && !stop.stop_requested()) {
       const auto count = static_cast<size_t>(options_.micro_batch);
-      push(stop, read_batch(*dataset_, samples.first(count), options_));
+      push(stop, read_batch(*dataset_, samples.first(count), options_, step_kept));
       samples = samples.subspan(count);
     }
   }

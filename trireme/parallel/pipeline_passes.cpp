@@ -384,6 +384,7 @@ at::Tensor Pipeline::mean_loss() const {
   double weight = 0.0;
   for (const auto& [micro_batch, loss] : finished_) {
     const double factor = weights_[static_cast<size_t>(micro_batch)];
+    if (factor == 0.0) continue;  // its loss may be a mean over nothing
     sum += loss.to(at::kDouble).reshape({}) * factor;
     weight += factor;
   }

@@ -80,6 +80,16 @@ enum class DataKind { kAuto, kText, kImages };
 template <>
 inline constexpr auto kNames<DataKind> = std::to_array<std::string_view>({"auto", "text", "images"});
 
+/// What the records of training text are: running text, prompts with answers, or conversations.
+enum class DataFormat { kText, kAnswers, kChat };
+template <>
+inline constexpr auto kNames<DataFormat> = std::to_array<std::string_view>({"text", "answers", "chat"});
+
+/// The tokens of prompts with answers, or of conversations, whose loss counts.
+enum class LossOn { kAnswers, kAll };
+template <>
+inline constexpr auto kNames<LossOn> = std::to_array<std::string_view>({"answers", "all"});
+
 /// How rotary frequencies change for texts longer than those that a model was first trained on; kLlama3: as
 /// Llama 3.1 does it.
 enum class RopeScaling { kNone, kLlama3 };

@@ -77,7 +77,10 @@ struct DataConfig {
   /// A file or folder; "builtin": the C++ headers of libtorch, or digits drawn from the system's fonts.
   std::string path = "builtin";
   std::string tokenizer = kByteTokenizer;  ///< or the path of a file or folder
-  int64_t seq_len = 128;                   ///< 1 of images
+  DataFormat format = DataFormat::kText;
+  LossOn loss_on = LossOn::kAnswers;  ///< of other formats than kText
+  std::string chat_template = {};     ///< a file, of kChat; empty: the template beside the tokenizer
+  int64_t seq_len = 128;              ///< 1 of images
   double val_fraction = 0.02;
   // Images alone: what training varies (data/images/transform.h, data/images/loader.h).
   int64_t pad = 0;

@@ -265,16 +265,40 @@ class Checker {
     }
   }
 
+  /// Keys of conversations.
+  void check_format() const {
+    const DataConfig& data = config_.data;
+    if (data.format != DataFormat::kChat && !data.chat_template.empty())
+      throw ConfigError("[plan.config] {} has no effect with {}; set data.format=chat or remove it",
+                        said("data.chat_template", data.chat_template), said("data.format", data.format));
+    if (data.format == DataFormat::kText && data.loss_on != DataConfig{}.loss_on)
+      throw ConfigError(
+          "[plan.config] {} has no effect with {}; set data.format=chat or answers, or remove it",
+          said("data.loss_on", data.loss_on), said("data.format", data.format));
+    if (data.format != DataFormat::kText && data.path == "builtin")
+      throw ConfigError(
+          "[plan.config] {} reads JSON Lines, but data.path is builtin, which is text; set data.path to "
+          "a *.jsonl file",
+          said("data.format", data.format));
+  }
+
   /// Keys of models and data of the other kind.
   void check_kind() const {
-    static constexpr std::string_view kOfText[] = {"model.norm_eps",          "model.rope_theta",
-                                                   "model.rope_factor",       "model.rope_low_freq_factor",
-                                                   "model.rope_original_len", "model.rope_high_freq_factor"};
+    static constexpr std::string_view kOfText[] = {"model.norm_eps",
+                                                   "model.rope_theta",
+                                                   "model.rope_factor",
+                                                   "model.rope_low_freq_factor",
+                                                   "model.rope_original_len",
+                                                   "model.rope_high_freq_factor",
+                                                   "data.format",
+                                                   "data.loss_on",
+                                                   "data.chat_template"};
     static constexpr std::string_view kOfImages[] = {
         "model.depth",           "model.width",         "model.stem",       "model.norm",
         "model.norm_groups",     "model.channels",      "model.image_size", "model.classes",
         "model.label_smoothing", "model.channels_last", "data.pad",         "data.flip",
         "data.resized_crop",     "data.least_area",     "data.mixup",       "data.threads"};
+    check_format();
     const std::string family = said("model.family", model_.family);
     if (config_.data.kind == DataKind::kText) return refuse_keys(kOfImages, "image models", family);
     refuse_keys(kOfText, "text models", family);

@@ -191,6 +191,15 @@ void add_data(Table& table, DataConfig& data) {
                        "byte, or how text is turned into tokens otherwise: a tokenizer.json, a SentencePiece "
                        ".model, a published .tiktoken, or a folder with tokenizer.json, tokenizer.model, or "
                        "both vocab.json and merges.txt"));
+  table.push_back(
+      choice("data.format", data.format,
+             "text; answers: JSON Lines with a prompt and an answer each; chat: with conversations, "
+             "which a chat template writes"));
+  table.push_back(choice("data.loss_on", data.loss_on,
+                         "data.format=answers and chat: learn the answers alone, or prompts as well"));
+  table.push_back(
+      text("data.chat_template", data.chat_template,
+           "data.format=chat: file with a Jinja chat template; empty: the one beside data.tokenizer"));
   table.push_back(number("data.seq_len", data.seq_len, 1, "tokens per sequence", 1e8));
   table.push_back(number("data.val_fraction", data.val_fraction, 0,
                          "fraction held out for validation: of the text, or of each image class in folders "

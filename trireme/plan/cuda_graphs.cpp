@@ -54,6 +54,9 @@ std::string communication_in_passes(const Config& config, int64_t ranks) {
 std::string cuda_graphs_obstacle(const Config& config, bool gpu, int64_t ranks) {
   const ParallelConfig& parallel = config.parallel;
   if (!gpu) return "training runs on the CPU";
+  if (config.data.format != DataFormat::kText)
+    return fmt::format("micro-batches weigh as much as they have tokens to learn (data.format={})",
+                       config.data.format);
   if (parallel.pp > 1) {
     return fmt::format("passes wait for other stages of the pipeline (parallel.pp={})", parallel.pp);
   }

@@ -85,7 +85,8 @@ at::Tensor Passes::run(const std::function<data::Batch()>& next, double scale) {
     const data::Batch batch = copies_.ahead(next());
     if (batch.step_passes > 0) passes = batch.step_passes;
     const Kind kind = index + 1 == passes ? kLast : index == 0 ? kFirst : kMiddle;
-    loss_sum.add_(pass(batch, scale * batch.share(), kind), batch.share());
+    const at::Tensor loss = pass(batch, scale * batch.share(), kind);
+    if (batch.share() > 0.0) loss_sum.add_(loss, batch.share());  // a mean over no targets is NaN
   }
   if (measures_lag()) measure_lag(began);
   return loss_sum;
@@ -111,7 +112,9 @@ at::Tensor Passes::compute(const at::Tensor& inputs, const at::Tensor& targets, 
   return loss.detach();
 }
 
+/// A batch of which nothing counts takes part all the same, and its loss wants a scale to divide by.
 at::Tensor Passes::loss_of(const at::Tensor& inputs, const at::Tensor& targets, double scale) {
+  if (scale == 0.0) scale = 1.0;
   if (!measures_) return model_.loss(inputs, targets, options_.loss_chunk_bytes, scale);
   const kernels::AllocationWatch watch;
   at::Tensor loss = model_.loss(inputs, targets, options_.loss_chunk_bytes, scale);

@@ -22,7 +22,8 @@ using Values = nlohmann::ordered_json;
 /// rank 0 tells. The data itself is compared (prepare.h). A key that is not here is compared.
 bool may_differ(const std::string& key) {
   static const std::set<std::string> keys = {
-      "name", "device", "data.path", "data.tokenizer", "data.threads", "train.log_every", "comm.timeout_s"};
+      "name",         "device",          "data.path",     "data.tokenizer", "data.chat_template",
+      "data.threads", "train.log_every", "comm.timeout_s"};
   return keys.contains(key);
 }
 

@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include "trireme/nn/init.h"
@@ -132,17 +133,20 @@ at::Tensor StagedModel::run_passes(const std::function<data::Batch()>& next, dou
   const auto count = static_cast<size_t>(plan_.schedule.micro_batches);
   const bool has_first = stage_of_engine_.front() == 0;
   std::vector<at::Tensor> inputs(count), targets(count);
-  double share = 0.0;  // of a micro-batch, of which all have as many rows
+  std::vector<double> shares;  // of micro-batches in the step
   for (size_t i = 0; i < count; ++i) {
     const data::Batch batch = next();
-    share = batch.share();
+    shares.push_back(batch.share());
     if (has_first) inputs[i] = on_device(batch.inputs);
     if (last_ || head_part_) targets[i] = on_device(batch.targets);
   }
-  scale_ = scale * share;
-  const at::Tensor mean = pipeline_->forward_backward(inputs, targets, std::vector<double>(count, scale_));
-  return mesh_.pp_rank == 0 && mesh_.tp_rank == 0 ? mean * (static_cast<double>(count) * share)
-                                                  : at::zeros_like(mean);
+  const double share = std::accumulate(shares.begin(), shares.end(), 0.0);
+  const double largest = *std::max_element(shares.begin(), shares.end());
+  scale_ = scale * (largest > 0.0 ? largest : 1.0);
+  std::vector<double> weights = shares;
+  for (double& weight : weights) weight *= scale;
+  const at::Tensor mean = pipeline_->forward_backward(inputs, targets, weights);
+  return mesh_.pp_rank == 0 && mesh_.tp_rank == 0 ? mean * share : at::zeros_like(mean);
 }
 
 /// The copies of a stage that two ranks have are parts of one gradient.

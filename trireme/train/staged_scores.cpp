@@ -53,20 +53,20 @@ void StagedModel::count(const at::Tensor& logits, const at::Tensor& targets) {
 Scores StagedModel::evaluate(const std::vector<data::Batch>& batches, Guesses* guesses) {
   if (reads_images()) return evaluate_images(batches, guesses);
   std::vector<at::Tensor> inputs, targets;
-  std::vector<int64_t> rows;
-  double all_rows = 0.0;
+  std::vector<double> weights;
+  double all = 0.0;
   for (const data::Batch& batch : batches) {
     inputs.push_back(on_device(batch.inputs));
     targets.push_back(on_device(batch.targets));
-    rows.push_back(batch.rows);
-    all_rows += static_cast<double>(batch.step_rows);
+    weights.push_back(batch.weight());
+    all += batch.step_weight();
   }
   scale_ = 1.0;
   set_training(false);
-  const at::Tensor mean = pipeline_->evaluate(inputs, targets, {rows.begin(), rows.end()});
+  const at::Tensor mean = pipeline_->evaluate(inputs, targets, weights);
   set_training(true);
-  if (mesh_.world->rank() != 0) return {};
-  return {.rows = all_rows, .loss = mean.item<double>() * all_rows};
+  if (mesh_.world->rank() != 0 || all == 0.0) return {};
+  return {.rows = all, .loss = mean.item<double>() * all};
 }
 
 }  // namespace trireme::train

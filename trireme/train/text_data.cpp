@@ -18,13 +18,13 @@ namespace {
 
 /// Samples [first, first + count).
 data::Batch read_samples(const data::Dataset& dataset, int64_t first, int64_t count) {
-  const int64_t width = dataset.seq_len() + 1;
-  at::Tensor tokens = at::empty({count, width}, at::kLong);
+  const int64_t length = dataset.seq_len(), width = length + 1;
+  at::Tensor tokens = at::empty({count, width}, at::kLong), targets = at::empty({count, length}, at::kLong);
   for (int64_t i = 0; i < count; ++i) {
-    dataset.read(first + i, {tokens.data_ptr<int64_t>() + i * width, static_cast<size_t>(width)});
+    dataset.read(first + i, {tokens.data_ptr<int64_t>() + i * width, static_cast<size_t>(width)},
+                 {targets.data_ptr<int64_t>() + i * length, static_cast<size_t>(length)});
   }
-  return {.inputs = tokens.narrow(1, 0, dataset.seq_len()),
-          .targets = tokens.narrow(1, 1, dataset.seq_len()).contiguous()};
+  return {.inputs = tokens.narrow(1, 0, length), .targets = targets};
 }
 
 /// Samples that a data-parallel rank validates on.
@@ -88,6 +88,8 @@ data::Batch tokens_of_rank(data::Batch batch, const FeedOptions& options) {
     if (pinned) *tokens = tokens->pin_memory();
   }
   batch.step_rows *= options.tokens.ranks;
+  if (batch.step_kept > 0)
+    batch.kept = batch.rows == 0 ? 0 : batch.targets.ne(data::kIgnoredTarget).sum().item<int64_t>();
   return batch;
 }
 
@@ -107,6 +109,18 @@ Feed TextData::feed(const FeedOptions& options) const {
   return [loader, options] { return tokens_of_rank(loader->next(), options); };
 }
 
+namespace {
+
+/// Targets that count in samples [begin, end); 0 where all do.
+int64_t kept_between(const data::Dataset& dataset, int64_t begin, int64_t end) {
+  int64_t kept = 0;
+  for (int64_t sample = begin; dataset.ignores_targets() && sample < end; ++sample)
+    kept += dataset.kept_targets(sample);
+  return kept;
+}
+
+}  // namespace
+
 /// Data-parallel ranks take contiguous parts, and a rank that runs out joins the others with no rows.
 ValidationFeed TextData::validation(int64_t most, const FeedOptions& options) const {
   const int64_t ranks = options.dp_size, total = std::min(most, val_->size()), at_once = options.micro_batch;
@@ -117,7 +131,13 @@ ValidationFeed TextData::validation(int64_t most, const FeedOptions& options) co
     const int64_t rows = mine.rows(*done, at_once);
     data::Batch batch = read_samples(*val, rows > 0 ? mine.begin + *done : 0, std::max<int64_t>(1, rows));
     batch.rows = rows;
-    for (int64_t rank = 0; rank < ranks; ++rank) batch.step_rows += part_of(rank).rows(*done, at_once);
+    for (int64_t rank = 0; rank < ranks; ++rank) {
+      const Part part = part_of(rank);
+      const int64_t first = part.begin + *done, count = part.rows(*done, at_once);
+      batch.step_rows += count;
+      batch.step_kept += kept_between(*val, first, first + count);
+    }
+    if (rows > 0) batch.kept = kept_between(*val, mine.begin + *done, mine.begin + *done + rows);
     *done += at_once;
     return tokens_of_rank(std::move(batch), options);
   };
@@ -150,6 +170,9 @@ std::shared_ptr<const RunData> open_text(const TrainOptions& run, const data::On
       run.config, data::prepare_corpus({.path = config.path,
                                         .builtin_root = run.builtin_corpus,
                                         .tokenizer = config.tokenizer,
+                                        .format = config.format,
+                                        .loss_on = config.loss_on,
+                                        .chat_template = config.chat_template,
                                         .val_fraction = config.val_fraction,
                                         .cache_dir = run.cache_dir,
                                         .seq_len = config.seq_len,

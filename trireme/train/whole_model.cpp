@@ -113,9 +113,10 @@ Scores WholeModel::evaluate(const std::vector<data::Batch>& batches, Guesses* gu
   Scores sum;
   for (const data::Batch& batch : batches) {
     const at::Tensor inputs = batch.inputs.to(device_), targets = batch.targets.to(device_);
-    const auto rows = static_cast<double>(batch.rows);
     if (!reads_images_) {
-      sum += {.rows = rows, .loss = rows * model_->loss(inputs, targets).to(at::kDouble).item<double>()};
+      const double weight = batch.weight(),
+                   loss = model_->loss(inputs, targets).to(at::kDouble).item<double>();
+      if (weight > 0.0) sum += {.rows = weight, .loss = weight * loss};  // a mean over no targets is NaN
       continue;
     }
     const at::Tensor logits = model_->forward(inputs);
