@@ -247,6 +247,17 @@ TEST(ConfigErrors, EarlyStopNeedsValidationsInTheCourseOfTheRun) {
   test::expect_mentions(with("train.early_stop_min_delta=-1"), {"train.early_stop_min_delta"});
 }
 
+TEST(ConfigErrors, KeysOfConversationsNeedConversations) {
+  EXPECT_EQ(of_overrides({"data.format=chat", "data.path=a.jsonl", "data.chat_template=b.jinja"}),
+            "accepted");
+  test::expect_mentions(of_overrides({"data.chat_template=b.jinja"}),
+                        {"data.chat_template=b.jinja", "data.format=chat"});
+  test::expect_mentions(of_overrides({"data.loss_on=all"}),
+                        {"data.loss_on=all", "data.format=chat or answers"});
+  test::expect_mentions(of_overrides({"data.format=chat"}), {"data.format=chat", "data.path", "*.jsonl"});
+  test::expect_mentions(of_overrides({"data.format=talk"}), {"data.format", "text", "answers", "chat"});
+}
+
 TEST(ConfigErrors, DropoutIsForGpt2AndBelowOne) {
   EXPECT_EQ(of_overrides({"model.dropout=0.1"}), "accepted");
   test::expect_mentions(of_overrides({"model.dropout=0.1", "model.family=llama"}),
