@@ -45,7 +45,8 @@ std::string shown(const ConversationFormat& format, const std::string& record) {
 
 constexpr const char* kTwoTurns =
     R"({"messages": [{"role": "system", "content": "s"}, {"role": "user", "content": "q"},
-        {"role": "assistant", "content": "a"}, {"role": "user", "content": "r"}, {"role": "assistant", "content": "b"}]})";
+        {"role": "assistant", "content": "a"}, {"role": "user", "content": "r"},
+        {"role": "assistant", "content": "b"}]})";
 
 TEST(Conversation, CountsWhatTheAssistantWrites) {
   EXPECT_EQ(shown(chat_format(kTemplate), kTwoTurns),

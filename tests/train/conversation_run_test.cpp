@@ -27,6 +27,7 @@ class ConversationRun : public Resume {
     config_.data.format = plan::DataFormat::kChat;
     config_.data.chat_template = (folder_ / "chat.jinja").string();
     config_.data.seq_len = 64;
+    config_.model.max_seq_len = 64;
     config_.model.n_heads = config_.model.n_kv_heads = 4;
     config_.model.d_ff = 56;
     config_.train = {
@@ -78,6 +79,14 @@ TEST_F(ConversationRun, InStagesHasTheLossesOfOneRank) {
   plan::ParallelConfig parallel;
   parallel.pp = 2;
   expect_like_one_rank(parallel, 2, 2);
+}
+
+TEST_F(ConversationRun, GoesOnExactlyWhereItWasStopped) {
+  config_.train.steps = 12;
+  config_.train.micro_batch = 2;
+  config_.train.val_every = 5;
+  config_.checkpoint.every = 4;
+  expect_exact(2, "conversations");
 }
 
 TEST_F(ConversationRun, LearnsAnswersOnly) {
