@@ -254,7 +254,6 @@ TEST(ConfigErrors, KeysOfConversationsNeedConversations) {
                         {"data.chat_template=b.jinja", "data.format=chat"});
   test::expect_mentions(of_overrides({"data.loss_on=all"}),
                         {"data.loss_on=all", "data.format=chat or answers"});
-  test::expect_mentions(of_overrides({"data.format=chat"}), {"data.format=chat", "data.path", "*.jsonl"});
   test::expect_mentions(of_overrides({"data.format=talk"}), {"data.format", "text", "answers", "chat"});
 }
 

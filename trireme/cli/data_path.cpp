@@ -50,7 +50,14 @@ bool holds_files(const fs::path& folder) {
 }  // namespace
 
 void settle_data_path(plan::Config& config, const std::string& config_file) {
-  if (config.data.path == "builtin") return;
+  if (config.data.path == "builtin") {
+    if (config.data.format == plan::DataFormat::kText) return;
+    throw ConfigError(
+        "[cli.data] data.format={} reads JSON Lines, but data.path is builtin, which is text; set data.path "
+        "to a *.jsonl "
+        "file",
+        config.data.format);
+  }
   const bool images = plan::reads_images(config.model.family);
   const char* const fix = fix_of(images);
   if (config.data.path.empty()) throw ConfigError("[cli.data] data.path is empty; {}", fix);

@@ -275,11 +275,6 @@ class Checker {
       throw ConfigError(
           "[plan.config] {} has no effect with {}; set data.format=chat or answers, or remove it",
           said("data.loss_on", data.loss_on), said("data.format", data.format));
-    if (data.format != DataFormat::kText && data.path == "builtin")
-      throw ConfigError(
-          "[plan.config] {} reads JSON Lines, but data.path is builtin, which is text; set data.path to "
-          "a *.jsonl file",
-          said("data.format", data.format));
   }
 
   /// Keys of models and data of the other kind.
