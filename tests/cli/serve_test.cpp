@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "tests/cli/front_process.h"
+#include "trireme/cli/status_view.h"
 #include "trireme/controller/client_session.h"
 #include "trireme/controller/worker_link.h"
 
@@ -75,6 +76,11 @@ TEST(Serve, ShowsItsWorkersAndTheClient) {
     EXPECT_EQ(json["workers"][0]["devices"], "cuda:0");
     const Outcome text = here.status();
     EXPECT_TRUE(contains(text.out, "submitted 1,234 instructions")) << text.out;
+    const Outcome top =
+        here.watcher.run({"top", "--socket", here.socket, "--count", "2", "--interval", "0.1"});
+    EXPECT_EQ(top.code, 0) << top.err;
+    EXPECT_TRUE(contains(top.out, "executed  rate  behind")) << top.out;
+    EXPECT_TRUE(contains(top.out, "1,000   0/s     234")) << top.out;
     EXPECT_TRUE(contains(text.out, "cuda:0")) << text.out;
   }
   server.signal(SIGTERM);
@@ -106,6 +112,28 @@ TEST(Ps, WithoutAServerSaysHowToStartOne) {
     EXPECT_EQ(outcome.code, 5) << outcome.err;
     EXPECT_TRUE(contains(outcome.err, "trireme serve -n WORKERS")) << outcome.err;
   }
+}
+
+TEST(Top, CountsWhatWorkersDoInASecondWhileTheirClientIsTheSame) {
+  const auto status_of = [](uint64_t session, uint64_t executed) {
+    controller::Status status;
+    status.session = session;
+    status.workers = {
+        {.worker = {.number = 0, .pid = 7, .host = "here", .data_address = {}, .devices = "cpu"},
+         .executed = executed}};
+    return status;
+  };
+  EXPECT_EQ(rates_between(status_of(1, 100), status_of(1, 350), 0.5), std::vector<double>{500.0});
+  EXPECT_EQ(rates_between(status_of(1, 100), status_of(2, 350), 0.5), std::vector<double>{0.0});
+  EXPECT_EQ(rates_between({}, status_of(1, 350), 0.5), std::vector<double>{0.0});
+}
+
+TEST(Top, NeedsAServerAndAnIntervalThatCanBe) {
+  const FrontProcess front;
+  EXPECT_EQ(front.run({"top", "-p", "23999"}).code, 5);
+  const Outcome refused = front.run({"top", "--interval", "0"});
+  EXPECT_EQ(refused.code, 2);
+  EXPECT_TRUE(contains(refused.err, "give 0.1 to 3600")) << refused.err;
 }
 
 }  // namespace

@@ -19,7 +19,7 @@ namespace {
 
 const std::vector<std::string> kVerbs = {
     "train", "generate", "eval", "doctor",   "plan",   "presets", "config", "version", "bench", "ckpt",
-    "data",  "launch",   "lab",  "pipeline", "report", "sweep",   "serve",  "ps",      "worker"};
+    "data",  "launch",   "lab",  "pipeline", "report", "sweep",   "serve",  "ps",      "top",   "worker"};
 
 /// Every way to ask for help: the command, its verbs, and their subcommands.
 std::vector<std::vector<std::string>> all_commands() {

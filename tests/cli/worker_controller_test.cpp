@@ -87,11 +87,11 @@ TEST_F(DrivenWorker, PrintsAndRecordsAsTrainDoes) {
 }
 
 TEST_F(DrivenWorker, AKilledWorkerIsReplacedAndTheRunGoesOn) {
-  const Words words = kDriven + Words{"-n", "2", "--train.steps=300", "--checkpoint.every=20"};
+  const Words words = kDriven + Words{"-n", "2", "--train.steps=800", "--checkpoint.every=50"};
   const std::string unfailed = digest_of(words);
   auto training = front_.start(words + Words{"--controller", "--max-restarts", "2", "--restart-delay", "0"});
   wait_until([&] {
-    return std::filesystem::exists(run_file("manifest.json")) && steps().size() >= 25 && steps().size() < 300;
+    return std::filesystem::exists(run_file("manifest.json")) && steps().size() >= 60 && steps().size() < 400;
   });
   const pid_t victim = a_rank();
   ASSERT_GT(victim, 0);
@@ -148,6 +148,11 @@ TEST_F(DrivenWorker, WorkersOfAServerTakeOneRunAfterTheOther) {
   EXPECT_TRUE(contains(outcome.out, "\ninterrupted by SIGTERM after step ")) << outcome.out;
   EXPECT_EQ(digest_of(driven), fsdp);
 
+  const Outcome elsewhere = front_.run(driven + Words{"--device=cuda"});
+  EXPECT_EQ(elsewhere.code, 2);
+  EXPECT_TRUE(contains(elsewhere.err, "compute on the CPU; set device to auto")) << elsewhere.err;
+  EXPECT_LT(read_json(run_file("summary.json"))["seconds_to_first_step"], 2.0) << "that of the process";
+
   // The learning rate makes the loss no number, which ends the workers.
   const Outcome failed = front_.run(driven + Words{"--optim.lr=1e30", "--train.grad_clip=0"});
   EXPECT_EQ(failed.code, 6) << failed.err;
@@ -189,6 +194,28 @@ TEST_F(DrivenWorker, WordsThatCannotBeAreRefused) {
   const Outcome under_torchrun = front_.run(kDriven + Words{"--controller"});
   EXPECT_EQ(under_torchrun.code, 2);
   EXPECT_TRUE(contains(under_torchrun.err, "started by torchrun; remove it")) << under_torchrun.err;
+}
+
+/// The server tells its workers that their client has gone before it ends.
+TEST_F(DrivenWorker, ARunWhoseServerIsStoppedCanGoOn) {
+  std::filesystem::create_directory(front_.file("run"));
+  front_.set("XDG_RUNTIME_DIR", front_.file("run"));
+  const std::string socket = front_.file("run/own/s");
+  const Beside of_server(front_), first(front_);
+  auto server = of_server.start({"serve", "-n", "1", "--socket", socket});
+  const Words there = {"--socket", socket};
+  wait_until([&] { return std::filesystem::exists(socket); });
+  auto worker = first.start(Words{"worker", "--device", "cpu"} + there);
+  wait_until([&] { return contains(front_.run(Words{"ps"} + there).out, "no client"); });
+  auto training = front_.start(
+      kDriven + Words{"--train.steps=1000000", "--checkpoint.every=100000", "--controller"} + there);
+  wait_until([&] { return steps().size() >= 3; });
+  server.signal(SIGINT);
+  EXPECT_EQ(server.wait(60.0).code, 0);
+  EXPECT_EQ(worker.wait(60.0).code, 0);
+  EXPECT_EQ(training.wait(60.0).code, 5);
+  const Outcome list = front_.run({"ckpt", "list", "latest"});
+  EXPECT_TRUE(contains(list.out, "step-")) << list.out << list.err;
 }
 
 }  // namespace

@@ -27,9 +27,9 @@ TEST(Dispatcher, AllWorkersGetTheSameInOneOrderOverBothKindsOfSockets) {
       client->define_scope(1, "stage0", {0, 1});
       EXPECT_EQ(client->submit("one", 1), 0U);
       client->act(5, "config");
-      EXPECT_EQ(client->submit("two", 2), 1U);
-      client->wait_executed(3);
-      EXPECT_EQ(client->executed(), 3U);
+      EXPECT_EQ(client->submit("two", 2), 2U);  // an action counts
+      client->wait_executed(4);
+      EXPECT_EQ(client->executed(), 4U);
       auto request = client->request();
       client->submit(fmt::format("ask{}", request.id()), 1);
       const Answer answer = request.get();
@@ -45,7 +45,7 @@ TEST(Dispatcher, AllWorkersGetTheSameInOneOrderOverBothKindsOfSockets) {
     for (const auto& worker : workers) {
       worker->join();
       EXPECT_EQ(worker->error, "");
-      EXPECT_EQ(worker->record, "begin scope:stage0 one text:config two ask1 end begin three end ");
+      EXPECT_EQ(worker->record, "begin scope:stage0 one action:config two ask1 end begin three end ");
     }
   }
 }

@@ -106,15 +106,20 @@ class RecordingWorker {
       const auto item = link.next(0.02);
       if (!item) continue;
       if (std::holds_alternative<Bye>(*item)) return;
-      if (std::holds_alternative<SessionBegin>(*item)) record += "begin ";
+      if (std::holds_alternative<SessionBegin>(*item)) record += "begin ", executed = 0;
       if (std::holds_alternative<SessionEnd>(*item)) {
         record += "end ";
         ++sessions_ended;
       }
       if (const auto* scope = std::get_if<Scope>(&*item)) record += "scope:" + scope->name + " ";
-      if (const auto* text = std::get_if<RunAction>(&*item)) record += "text:" + text->text + " ";
+      if (const auto* action = std::get_if<RunAction>(&*item)) act(link, *action);
       if (const auto* some = std::get_if<Instructions>(&*item)) execute(link, *some);
     }
+  }
+  void act(WorkerLink& link, const RunAction& action) {
+    if (action.text.size() < 100) record += "action:" + action.text + " ";
+    executed = std::min<uint64_t>(executed + 1, most);
+    link.progress(executed);
   }
   void execute(WorkerLink& link, const Instructions& some) {
     if (some.bytes.size() < 100) record += some.bytes + " ";

@@ -7,6 +7,7 @@
 #include <chrono>
 #include <csignal>
 #include <deque>
+#include <exception>
 #include <filesystem>
 #include <functional>
 #include <optional>
@@ -16,9 +17,11 @@
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
 #include "trireme/base/log.h"
+#include "trireme/base/streams.h"
 #include "trireme/cli/child.h"
 #include "trireme/cli/run_action.h"
 #include "trireme/cli/serving.h"
+#include "trireme/cli/status_view.h"
 #include "trireme/controller/client_session.h"
 #include "trireme/controller/greeting.h"
 #include "trireme/launch/signals.h"
@@ -32,7 +35,6 @@ using controller::ClientSession;
 /// Workers have the next steps before they ask, so that none waits for the client.
 constexpr size_t kStepsAhead = 2;
 constexpr double kLook_s = 0.1;  ///< how often a waiting client looks for signals
-constexpr double kServerAnswer_s = 5.0;
 /// Ranks whose machine is busy give no sign of life for long, and training has its own limits for hangs.
 constexpr double kSilence_s = 30.0;
 
@@ -48,6 +50,9 @@ class RunDriver {
  public:
   RunDriver(ClientSession& session, StopAsked stop_asked)
       : session_(session), stop_asked_(std::move(stop_asked)) {}
+
+  /// Whether stdout did not take all lines, though somebody reads it.
+  bool has_lost_output() const { return is_lost_ && was_read_; }
 
   /// Returns the exit code of the run.
   int run(const Request& request) {
@@ -84,16 +89,17 @@ class RunDriver {
 
   /// Whoever has left off reading has not broken the run.
   void print(const std::string& lines) try {
-    if (!lost_) write_all(STDOUT_FILENO, lines.data(), lines.size(), "standard output");
+    if (!is_lost_) write_all(STDOUT_FILENO, lines.data(), lines.size(), "standard output");
   } catch (const EnvironmentError& error) {
-    lost_ = true;
+    is_lost_ = true;
+    was_read_ = !reader_left(STDOUT_FILENO);
     log_warning("step lines can no longer be printed: {}; the run continues", error.what());
   }
 
   ClientSession& session_;
   StopAsked stop_asked_;
   std::deque<ClientSession::Request> under_way_;
-  bool lost_ = false;
+  bool is_lost_ = false, was_read_ = false;
 };
 
 /// A session on a thread beside the launcher, which waits for the workers.
@@ -104,7 +110,7 @@ class DrivingBeside {
           try {
             ClientSession session({.address = address, .silence_s = kSilence_s}, environment);
             RunDriver(session, [] { return 0; }).run(request);
-          } catch (const Error& error) {
+          } catch (const std::exception& error) {
             failure_ = error.what();
           }
         }) {}
@@ -135,7 +141,7 @@ class UserSignals {
       if (first_ != 0) continue;
       first_ = *signal;
       at_ = now;
-      log_info("stopping after this step; again to leave now");
+      log_info("stopping after the steps under way; again to leave now");
     }
     return first_;
   }
@@ -159,14 +165,15 @@ Request with_absolute_paths(Request request) {
 }  // namespace
 
 launch::JobEnd run_with_own_workers(launch::Launcher& launcher, launch::LocalJob job, const Request& request,
-                                    const Environment& environment) {
+                                    plan::Device device, const Environment& environment) {
   const std::string socket = fmt::format("{}/train-{}", controller::runtime_folder(environment), ::getpid());
   controller::Dispatcher dispatcher(
       {.address = {.path = socket, .port = 0}, .workers = job.ranks, .silence_s = kSilence_s, .owned = true},
       environment);
   Request worker = request;
   worker.verb = "controller";
-  worker.controller = {.address = dispatcher.address().text(), .device = "auto", .prints = true};
+  worker.controller = {
+      .address = dispatcher.address().text(), .device = std::string(plan::name(device)), .prints = true};
   job.args = {worker.verb};
   job.environment = worker_environment(environment, worker);
   DrivingBeside driving(dispatcher.address(), request, environment);
@@ -174,7 +181,8 @@ launch::JobEnd run_with_own_workers(launch::Launcher& launcher, launch::LocalJob
   launch::JobEnd end = launcher.run(job);
   serving.end();
   driving.join();
-  if (end.code == 0 && !driving.failure().empty()) {
+  // Workers whose client has failed end as if they had been told to; only it knows why.
+  if (!end.cause && end.signal == 0 && !driving.failure().empty()) {
     log_error("{}", driving.failure());
     end.code = static_cast<int>(ExitCode::kCommunication);
   }
@@ -182,11 +190,13 @@ launch::JobEnd run_with_own_workers(launch::Launcher& launcher, launch::LocalJob
 }
 
 launch::JobEnd run_on_server(const Address& address, const Request& request, const Environment& environment) {
-  UserSignals signals;
   ClientSession session({.address = address}, environment);
+  UserSignals signals;
   launch::JobEnd end;
   try {
-    end.code = RunDriver(session, [&] { return signals.asked(); }).run(with_absolute_paths(request));
+    RunDriver driver(session, [&] { return signals.asked(); });
+    end.code = driver.run(with_absolute_paths(request));
+    end.output_lost = driver.has_lost_output();
   } catch (const Abandoned& abandoned) {
     end.code = 128 + abandoned.signal;
   } catch (const CommError& error) {
@@ -198,7 +208,7 @@ launch::JobEnd run_on_server(const Address& address, const Request& request, con
 }
 
 ServerWorkers workers_of_server(const Address& address, const Environment& environment) {
-  const controller::Status status = controller::ask_status(address, environment, kServerAnswer_s);
+  const controller::Status status = controller::ask_status(address, environment, kStatusAnswer_s);
   if (std::ssize(status.workers) < status.wanted_workers) {
     throw CommError(
         "[cli.train] the server at {} has {} of {} workers; start the others with 'trireme worker'",

@@ -4,6 +4,7 @@
 #include "trireme/cli/request.h"
 #include "trireme/controller/address.h"
 #include "trireme/launch/local.h"
+#include "trireme/plan/config.h"
 
 namespace trireme::cli {
 
@@ -11,7 +12,7 @@ namespace trireme::cli {
 /// `request`. Signals reach the workers as they reach ranks. Throws as launch::Launcher::run() does, and as a
 /// dispatcher that cannot listen.
 launch::JobEnd run_with_own_workers(launch::Launcher& launcher, launch::LocalJob job, const Request& request,
-                                    const Environment& environment);
+                                    plan::Device device, const Environment& environment);
 
 /// Drives the workers of the server at `address`, which print nothing: their lines come here. A signal ends
 /// the run as it does that of ranks; another one, a second or more later, leaves it. Throws CommError where

@@ -67,6 +67,7 @@ void add_pipeline(CLI::App& app, Front& front);
 void add_lab(CLI::App& app, Front& front);
 void add_ps(CLI::App& app, Front& front);
 void add_serve(CLI::App& app, Front& front);
+void add_top(CLI::App& app, Front& front);
 void add_sweep(CLI::App& app, Front& front);
 void add_report(CLI::App& app, Front& front);
 void add_presets(CLI::App& app, Front& front);

@@ -43,6 +43,7 @@ void describe(CLI::App& app, Front& front) {
   add_sweep(app, front);
   add_serve(app, front);
   add_ps(app, front);
+  add_top(app, front);
   add_report(app, front);
   add_presets(app, front);
   add_config(app, front);

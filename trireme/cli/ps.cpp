@@ -2,21 +2,17 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
-#include <algorithm>
 #include <memory>
 #include <nlohmann/json.hpp>
 
 #include "trireme/base/terminal.h"
-#include "trireme/base/text.h"
 #include "trireme/cli/front.h"
 #include "trireme/cli/server_address.h"
+#include "trireme/cli/status_view.h"
 #include "trireme/controller/greeting.h"
-#include "trireme/report/table.h"
 
 namespace trireme::cli {
 namespace {
-
-constexpr double kStatusAnswer_s = 5.0;
 
 struct PsOptions {
   ServerAddress server;
@@ -52,43 +48,11 @@ void print_status_json(const std::string& address, const controller::Status& sta
   fmt::print("{}\n", document.dump(2, ' ', false, StatusJson::error_handler_t::replace));
 }
 
-/// "waits for 3 of 4 workers", "pid 77 on node1 has submitted 1,234 instructions", "no client".
-std::string state_of(const controller::Status& status) {
-  const int64_t missing = status.wanted_workers - static_cast<int64_t>(status.workers.size());
-  if (missing > 0) return fmt::format("waits for {} of {} workers", missing, status.wanted_workers);
-  if (status.client_pid == 0) return "no client";
-  return fmt::format("client: pid {} on {}, which has submitted {} instructions", status.client_pid,
-                     status.client_host, with_commas(static_cast<int64_t>(status.submitted)));
-}
-
-void print_status(const std::string& address, const controller::Status& status) {
-  fmt::print("{}: pid {}, Trireme {}, up {}; {}\n", address, status.pid, status.version,
-             format_duration(1e-3 * static_cast<double>(status.uptime_ms)), state_of(status));
-  if (status.workers.empty()) return;
-  using report::Align;
-  report::Table table({{"worker", Align::kRight},
-                       {"pid", Align::kRight},
-                       {"host"},
-                       {"devices"},
-                       {"executed", Align::kRight},
-                       {"behind", Align::kRight},
-                       {"queued", Align::kRight},
-                       {"heard", Align::kRight}});
-  for (const controller::WorkerStatus& one : status.workers) {
-    const uint64_t behind = status.submitted - std::min(status.submitted, one.executed);
-    table.add_row({std::to_string(one.worker.number), std::to_string(one.worker.pid), one.worker.host,
-                   one.worker.devices, with_commas(static_cast<int64_t>(one.executed)),
-                   with_commas(static_cast<int64_t>(behind)),
-                   format_bytes(static_cast<double>(one.queued_bytes)),
-                   fmt::format("{} ms ago", one.last_seen_ms)});
-  }
-  fmt::print("{}", table.to_string(terminal_columns(STDOUT_FILENO)));
-}
-
 int ps(const PsOptions& options, const Environment& environment) {
   const controller::Address address = options.server.address();
   const controller::Status status = controller::ask_status(address, environment, kStatusAnswer_s);
-  options.json ? print_status_json(address.text(), status) : print_status(address.text(), status);
+  options.json ? print_status_json(address.text(), status)
+               : fmt::print("{}", status_text(address.text(), status, {}, terminal_columns(STDOUT_FILENO)));
   return static_cast<int>(ExitCode::kOk);
 }
 

@@ -44,6 +44,9 @@ RunAction run_action_from_json(const std::string& text) {
     RunAction action{.kind = static_cast<RunAction::Kind>(json.at("kind").get<int>()),
                      .steps = json.at("steps").get<int64_t>(),
                      .stop_signal = json.at("stop_signal").get<int>()};
+    if (action.kind < RunAction::Kind::kBuild || action.kind > RunAction::Kind::kFinish || action.steps < 0)
+      throw CommError("[cli.controller] {} is no action of a run; use one build for all processes",
+                      json.dump());
     if (action.kind == RunAction::Kind::kBuild)
       action.request = request_from_json(json.at("request").get<std::string>());
     return action;

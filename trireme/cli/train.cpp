@@ -178,6 +178,12 @@ void use_workers_of_server(TrainJob& job, const Front& front) {
         job.restarts.most, job.server->text());
   }
   job.ranks = there.count;
+  using plan::Device;
+  const Device wanted = load_config(job, front, there.count).config.device;
+  if (wanted != Device::kAuto && wanted != (there.on_gpus ? Device::kCuda : Device::kCpu)) {
+    throw ConfigError("[cli.train] device is {}, but the workers at {} compute on {}; set device to auto",
+                      plan::name(wanted), job.server->text(), there.on_gpus ? "GPUs" : "the CPU");
+  }
   job.overrides.push_back(there.on_gpus ? "device=cuda" : "device=cpu");
 }
 

@@ -406,7 +406,7 @@ void refuse_dev_run(const plan::Config& config) {
 namespace {
 
 /// How this job runs the ranks of an attempt. `environment` must outlive what it returns.
-RunRanks ranks_of(const TrainJob& job, const Environment& environment) {
+RunRanks ranks_of(const TrainJob& job, plan::Device device, const Environment& environment) {
   using launch::Launcher, launch::LocalJob;
   if (job.server) {
     return [server = *job.server, &environment](Launcher&, const LocalJob&, const Request& request) {
@@ -414,8 +414,8 @@ RunRanks ranks_of(const TrainJob& job, const Environment& environment) {
     };
   }
   if (job.controller) {
-    return [&environment](Launcher& launcher, const LocalJob& ranks, const Request& request) {
-      return run_with_own_workers(launcher, ranks, request, environment);
+    return [device, &environment](Launcher& launcher, const LocalJob& ranks, const Request& request) {
+      return run_with_own_workers(launcher, ranks, request, device, environment);
     };
   }
   return [](Launcher& launcher, const LocalJob& ranks, const Request&) { return launcher.run(ranks); };
@@ -467,7 +467,7 @@ FinishedJob run_train_job(TrainJob job, Front& front) {
        .explains_failures = true,
        .stop_notice = "stopping after this step; again to abort now",
        .memory_advice = [&] { return plan::memory_advice(prepared.config.config, run.ranks, run.device); }},
-      request, environment, directory, next, job.restarts, ranks_of(job, environment));
+      request, environment, directory, next, job.restarts, ranks_of(job, run.device, environment));
   const bool took_part = std::ssize(directory.attempts()) >= next.attempt;
   if (!job.silent) say_how_it_ended(directory, code, request.ranks, took_part);
   return {code, directory.path(), std::move(prepared)};

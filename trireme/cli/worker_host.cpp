@@ -1,6 +1,8 @@
 #include "trireme/cli/worker_host.h"
 
+#include <algorithm>
 #include <csignal>
+#include <fstream>
 
 #include "trireme/base/error.h"
 #include "trireme/base/log.h"
@@ -10,6 +12,19 @@ namespace {
 
 /// So many bytes of lines are in one answer, in which JSON may need six for one.
 constexpr size_t kMostLines = 10 << 10;
+
+/// The first of `lines`, of whole characters.
+std::string first_lines(const std::string& lines) {
+  size_t end = std::min(lines.size(), kMostLines);
+  const auto is_within = [&](size_t at) { return (static_cast<unsigned char>(lines[at]) & 0xc0) == 0x80; };
+  while (end > 0 && end < lines.size() && is_within(end)) --end;
+  return lines.substr(0, end == 0 ? std::min(lines.size(), kMostLines) : end);
+}
+
+/// The highest use of memory by this process begins anew, so that a run reports its own.
+void forget_peak() {
+  std::ofstream("/proc/self/clear_refs") << "5";
+}
 
 }  // namespace
 
@@ -32,6 +47,7 @@ std::string WorkerHost::act(const std::string& text, const plan::WorldSpec& meet
 void WorkerHost::build(const Request& request, const plan::WorldSpec& meeting) {
   TRIREME_CHECK(!run_, "[cli.worker] a run is under way; finish it before the next is built");
   lines_.clear();
+  forget_peak();
   const LinesOut lines = [this](const std::string& line) { lines_ += line; };
   run_.emplace(request, environment_, meeting, keeps_lines_ ? lines : LinesOut());
 }
@@ -54,9 +70,8 @@ void WorkerHost::finish() {
 }
 
 RunAnswer WorkerHost::answer() {
-  RunAnswer answer{.is_over = !run_ || run_->is_over(),
-                   .lines = lines_.substr(0, kMostLines),
-                   .exit_code = last_exit_code_};
+  RunAnswer answer{
+      .is_over = !run_ || run_->is_over(), .lines = first_lines(lines_), .exit_code = last_exit_code_};
   lines_.erase(0, answer.lines.size());
   answer.has_more = !lines_.empty();
   return answer;

@@ -196,6 +196,7 @@ void no_run_under_way() {
 
 void ask_to_stop(int signal) {
   int none = 0;
+  stop_asked_at = milliseconds();  // a signal to all processes at once is this request, not a second one
   stop_signal.compare_exchange_strong(none, signal);
 }
 

@@ -163,6 +163,8 @@ void ClientSession::act(uint64_t request, std::string_view text) {
   }
   Lock lock(mutex_);
   send_buffer(lock);
+  under_way_.emplace_back(++sent_, text.size());
+  bytes_under_way_ += text.size();
   line_->send(RunAction{.request = request, .text = std::string(text)});
 }
 

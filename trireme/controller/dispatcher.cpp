@@ -23,6 +23,7 @@ constexpr double kSettle_s =
     0.5;  ///< after a worker has lost a peer: the peer's end may be seen a little later
 constexpr double kLeave_s = 2.0;  ///< for a peer to read its last message and close
 constexpr double kWorkersEnd_s = 5.0;
+constexpr double kRunEnd_s = 120.0;  ///< for workers that save a run before they end
 constexpr double kLookEvery_s = 0.1;
 constexpr double kTellEvery_s = 1e-3;
 constexpr uint64_t kTellAfter = 1000;  ///< instructions
@@ -318,6 +319,8 @@ void Dispatcher::from_client(Peer& peer, const Frame& frame) {
   if (is<Instructions>(frame)) return take_instructions(frame);
   if (is<RunAction>(frame)) {
     message_of<RunAction>(frame);
+    ++submitted_;
+    has_run_ = true;
     return pass_on(frame);
   }
   if (!is<Scope>(frame))
@@ -499,15 +502,17 @@ void Dispatcher::look_for_missing() {
 /// Tells everybody to end, and waits until they have closed their connections.
 void Dispatcher::say_goodbye() {
   ending_ = true;
+  end_session();
+  const double patience_s = has_run_ ? kRunEnd_s : kWorkersEnd_s;
   for (const auto& peer : peers_) {
     if (peer->hello && !peer->leaves_by) post(*peer, Bye{.reason = "the server ends"});
-    leave(*peer, kWorkersEnd_s);
+    leave(*peer, patience_s);
   }
   client_ = nullptr;
   in_session_ = formed_ = false;
   std::ranges::fill(workers_, nullptr);
   sweep();
-  for (const double limit = now_ + kWorkersEnd_s; !peers_.empty() && now_ < limit;) turn();
+  for (const double limit = now_ + patience_s; !peers_.empty() && now_ < limit;) turn();
   for (const auto& peer : peers_) say(fmt::format("{} has not closed its connection", peer->name()));
 }
 

@@ -101,6 +101,7 @@ class Dispatcher {
   std::vector<Peer*> workers_;  ///< by number; null: not there
   Peer* client_ = nullptr;
   bool formed_ = false, in_session_ = false, stop_ = false, ending_ = false;
+  bool has_run_ = false;  ///< workers have been given an action of a run
   uint64_t session_ = 0, submitted_ = 0, told_ = 0, pings_ = 0;
   double told_at_ = 0.0;
   std::optional<Failed> suspect_;  ///< a worker that has lost a peer; the peer's own word may be on its way

@@ -70,6 +70,7 @@ class Worker {
       const std::string answer = host_.act(action.text, link_.world());
       if (link_.number() == 0) link_.answer(action.request, answer);
     });
+    link_.progress(++executed_);
   }
   void take(const Bye&) { over_ = true; }
 

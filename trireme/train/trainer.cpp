@@ -5,6 +5,7 @@
 #include <c10/core/StreamGuard.h>
 
 #include <algorithm>
+#include <atomic>
 #include <exception>
 #include <filesystem>
 #include <optional>
@@ -49,6 +50,20 @@ std::string adapter_folder(const std::string& weights_path) {
   return (std::filesystem::path(weights_path).parent_path() / "adapter").string();
 }
 
+/// When a run began: with its process, or now, where that has made one before.
+class Beginning {
+ public:
+  double seconds() const { return before_s_ + monotonic_seconds() - at_s_; }
+
+ private:
+  static double of_process() {
+    static std::atomic<bool> has_run = false;
+    return has_run.exchange(true) ? 0.0 : seconds_since_exec();
+  }
+
+  double before_s_ = of_process(), at_s_ = monotonic_seconds();
+};
+
 /// A run from its weights, its own or a checkpoint's, to the last step's and the summary.
 class Trainer {
  public:
@@ -74,6 +89,7 @@ class Trainer {
   void report_pipeline();
   std::string sample();
 
+  Beginning began_;
   Parts parts_;
   const TrainOptions& options_;
   const plan::Config& config_;
@@ -195,7 +211,7 @@ StepRecord Trainer::settle_oldest() {
   auto [record, totals] = steps_.settle_oldest();
   agenda_.stop(totals.stop_signal);
   RunSummary& summary = records_.summary();
-  if (record.step == agenda_.first_step()) summary.seconds_to_first_step = seconds_since_exec();
+  if (record.step == agenda_.first_step()) summary.seconds_to_first_step = began_.seconds();
   if (config_.parallel.pp > 1)
     summary.peak_bytes_by_pp_rank.assign(totals.peak_by_pp_rank.begin(), totals.peak_by_pp_rank.end());
   return record;
