@@ -112,13 +112,15 @@ bool has_tokenizer_file(const plan::Config& config) {
 void settle_chat_template(plan::Config& config, const std::string& config_file) {
   if (config.data.format != plan::DataFormat::kChat) return;
   std::string& file = config.data.chat_template;
-  const fs::path given = file, path = fs::absolute(given).lexically_normal();
-  std::error_code ignored;
-  if (!file.empty() && !fs::exists(path, ignored))
-    throw ConfigError(
-        "[cli.data] data.chat_template={}: {} does not exist{}; name a file with a Jinja template", file,
-        path.string(), beside_config(given, config_file));
-  if (!file.empty()) file = path.string();
+  if (!file.empty()) {
+    const fs::path given = file, path = fs::absolute(given).lexically_normal();
+    std::error_code ignored;
+    if (!fs::exists(path, ignored))
+      throw ConfigError(
+          "[cli.data] data.chat_template={}: {} does not exist{}; name a file with a Jinja template", file,
+          path.string(), beside_config(given, config_file));
+    file = path.string();
+  }
   text::load_chat_template(file, config.data.tokenizer);
 }
 
