@@ -162,6 +162,10 @@ TEST(ChatTemplate, RefusesWhatIsNotReadByNameAndLine) {
       {"{{ nothing.x }}", {"'nothing'", "undefined"}},
       {"\n\n\n{{ raise_exception('too short') }}", {"line 4", "too short"}},
       {"{% if x %}\n{% endfor %}", {"line 2", "endfor"}},
+      {"\n{{ 99999999999999999999 }}", {"line 2", "too large"}},
+      {"{{ 1e999 }}", {"too large"}},
+      {"{{ '99999999999999999999' | int }}", {"63 bits"}},
+      {"{% set n = namespace() %}{% set n.x = [y] | map('default', n) | list %}", {"namespace", "part of"}},
       {"{% macro f() %}{% generation %}{% endgeneration %}{% endmacro %}{{ f() }}", {"generation"}},
   };
   for (const auto& [source, words] : cases) {
@@ -183,9 +187,12 @@ TEST(ChatTemplate, StopsTemplatesThatWorkWithoutEnd) {
   const std::string compared =
       "{% set n = namespace(t=[1]) %}{% for i in range(40) %}{% set n.t = [n.t, n.t] %}{% endfor %}{{ n.t == "
       "n.t }}";
+  std::string many = "{% set n = namespace() %}";
+  for (int i = 0; i < 50'000; ++i) many += "{% set n.x" + std::to_string(i) + " = 1 %}";
   const std::string searched = "{% set a = 'a' * 8000000 %}{{ ('a' * 4000000 + 'b') in a }}";
-  for (const std::string& source : {nested, doubled, lists, compared}) {
-    EXPECT_NE(refusal_of_source(source).find("more steps or text"), std::string::npos) << source;
+  for (const std::string& source : {nested, doubled, lists, compared, many}) {
+    EXPECT_NE(refusal_of_source(source).find("more steps or text"), std::string::npos)
+        << source.substr(0, 200);
   }
   EXPECT_EQ(refusal_of_source(searched), "rendered: False")
       << "in time, since work is in proportion to the text";

@@ -19,7 +19,8 @@ template <typename Number>
 Number parsed_number(const ChatToken& token, const std::string& name) {
   Number value{};
   const char* end = token.text.data() + token.text.size();
-  if (std::from_chars(token.text.data(), end, value).ptr != end)
+  const auto [last, error] = std::from_chars(token.text.data(), end, value);
+  if (last != end || error != std::errc())
     refuse_chat_template(name, token.line, fmt::format("the number {} is too large", token.text));
   return value;
 }

@@ -143,7 +143,10 @@ class Evaluator {
     return kept;
   }
 
-  void set(std::string_view name, ChatValue value) { set_field(scope_->variables, name, std::move(value)); }
+  void set(std::string_view name, ChatValue value) {
+    context_.spend(scope_->variables.size());
+    set_field(scope_->variables, name, std::move(value));
+  }
 
   void assign(const std::vector<std::string>& targets, const ChatValue& value) {
     if (targets.size() == 1) return assign_one(targets[0], value);
@@ -161,6 +164,7 @@ class Evaluator {
     if (space == nullptr)
       context_.refuse(
           fmt::format("a field of '{}' is assigned to, which is no namespace", target.substr(0, dot)));
+    context_.spend(space->fields->size());
     set_field(*space->fields, checked_field_name(context_, target.substr(dot + 1)),
               kept_in_namespace(context_, value));
   }
@@ -191,6 +195,7 @@ class Evaluator {
 
   ChatValue variable(const std::string& name) {
     for (const ChatScope* scope = scope_.get(); scope != nullptr; scope = scope->outer.get()) {
+      context_.spend(scope->variables.size());
       const ChatValue* found = find_field(scope->variables, name);
       if (found == nullptr) continue;
       if (found->string() != nullptr) context_.spend(found->string()->size());
@@ -262,6 +267,7 @@ class Evaluator {
     ChatFields fields;
     for (size_t i = 0; i < node.parts.size(); i += 2) {
       const ChatValue key = value_of(*node.parts[i]);
+      context_.spend(fields.size());
       set_field(fields, context_.string(key, "a key of a mapping"), part_of(*node.parts[i + 1]));
     }
     context_.spend(64 * fields.size());

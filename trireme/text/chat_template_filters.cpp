@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
+#include <system_error>
 
 #include "trireme/base/error.h"
 #include "trireme/text/chat_template_methods.h"
@@ -212,9 +213,10 @@ ChatValue apply_int(ChatContext& context, const ChatValue& value, const ChatCall
   const std::string* text = value.string();
   int64_t number = 0;
   const char* end = text == nullptr ? nullptr : text->data() + text->size();
-  const bool reads =
-      text != nullptr && std::from_chars(text->data(), end, number).ptr == end && !text->empty();
-  if (!reads) context.refuse("int gets what is no whole number in decimal digits");
+  const auto read = text == nullptr ? std::from_chars_result{nullptr, std::errc::invalid_argument}
+                                    : std::from_chars(text->data(), end, number);
+  if (read.ec != std::errc() || read.ptr != end)
+    context.refuse("int gets what is no whole number of at most 63 bits in decimal digits");
   return ChatValue::integer(number);
 }
 

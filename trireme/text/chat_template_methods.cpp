@@ -222,6 +222,7 @@ ChatValue call_of_mapping(ChatContext& context, const ChatFields& fields, const 
   if (name == "get") {
     const ChatGiven given(context, name, call, {"key", "default"});
     const std::string* key = given.need(0).string();
+    context.spend(fields.size());
     const ChatValue* found = key == nullptr ? nullptr : find_field(fields, *key);
     return found != nullptr ? *found : given.get(1) != nullptr ? *given.get(1) : ChatValue::none();
   }

@@ -84,6 +84,7 @@ std::optional<ChatValue> sum_of_lists(ChatContext& context, const ChatValue& lef
 bool contains(ChatContext& context, const ChatValue& whole, const ChatValue& part) {
   if (const std::string* text = whole.string())
     return find_text(context, *text, context.string(part, "'in' a string")) != std::string::npos;
+  if (whole.fields() != nullptr) context.spend(whole.fields()->size());
   if (whole.fields() != nullptr)
     return part.string() != nullptr && find_field(*whole.fields(), *part.string()) != nullptr;
   const ChatList items = context.items_of(whole);
@@ -121,7 +122,8 @@ ChatValue loop_attribute(ChatContext& context, const ChatLoop& loop, const std::
   context.refuse(fmt::format("loop.{} is not read", name));
 }
 
-ChatValue field_or_undefined(const ChatFields& fields, const std::string& name) {
+ChatValue field_or_undefined(ChatContext& context, const ChatFields& fields, const std::string& name) {
+  context.spend(fields.size());
   const ChatValue* found = find_field(fields, name);
   return found != nullptr ? *found : ChatValue(ChatUndefined{name});
 }
@@ -217,8 +219,9 @@ ChatValue attribute_of(ChatContext& context, const ChatValue& value, const std::
   if (is_chat_method(value, name))
     context.refuse(
         fmt::format("the method {} is not called; put () behind it, or take a field by ['{}']", name, name));
-  if (value.fields() != nullptr) return field_or_undefined(*value.fields(), name);
-  if (const auto* space = value.as<ChatValue::Namespace>()) return field_or_undefined(*space->fields, name);
+  if (value.fields() != nullptr) return field_or_undefined(context, *value.fields(), name);
+  if (const auto* space = value.as<ChatValue::Namespace>())
+    return field_or_undefined(context, *space->fields, name);
   if (const auto* loop = value.as<ChatValue::Loop>()) return loop_attribute(context, *loop->loop, name);
   return {ChatUndefined{name}};
 }
@@ -227,7 +230,7 @@ ChatValue item_of(ChatContext& context, const ChatValue& value, const ChatValue&
   const std::string name = key.string() ? *key.string() : key.is<int64_t>() ? context.text_of(key) : "";
   if (value.is_undefined()) refuse_undefined(context, value, name);
   if (key.is_undefined()) return {ChatUndefined{}};
-  if (value.fields() != nullptr && key.string()) return field_or_undefined(*value.fields(), name);
+  if (value.fields() != nullptr && key.string()) return field_or_undefined(context, *value.fields(), name);
   if (is_integer(key) && (value.items() != nullptr || value.string() != nullptr)) {
     const int64_t index = context.integer(key, "an index");
     const int64_t length =

@@ -37,6 +37,14 @@ bool equal_fields(const ChatFields& left, const ChatFields& right) {
   });
 }
 
+/// How deep a part of a value is. What can change has no parts of other values inside it without end.
+int depth_of_part(const ChatValue& part) {
+  if (part.is<ChatValue::Namespace>() || part.is<ChatValue::Loop>())
+    throw ConfigError("[text.chat_template] {} is a part of another value; keep its fields there",
+                      part.type_name());
+  return part.depth();
+}
+
 ChatValue value_of_json(const nlohmann::ordered_json& json, int outside);
 
 ChatValue list_of_json(const nlohmann::ordered_json& json, int outside) {
@@ -55,6 +63,8 @@ ChatValue mapping_of_json(const nlohmann::ordered_json& json, int outside) {
 ChatValue value_of_json(const nlohmann::ordered_json& json, int outside) {
   if (json.is_null()) return ChatValue::none();
   if (json.is_boolean()) return ChatValue::flag(json.get<bool>());
+  if (json.is_number_unsigned() && json.get<uint64_t>() > uint64_t{INT64_MAX})
+    throw ConfigError("[text.chat_template] the number {} is too large; write it as text", json.dump());
   if (json.is_number_integer()) return ChatValue::integer(json.get<int64_t>());
   if (json.is_number()) return {ChatValue::Variant(json.get<double>())};
   if (json.is_string()) return ChatValue::text(json.get<std::string>());
@@ -84,13 +94,13 @@ std::string in_pythons_style(std::string_view scientific) {
 
 ChatValue ChatValue::list(ChatList items, bool is_tuple) {
   int deepest = 0;
-  for (const ChatValue& item : items) deepest = std::max(deepest, item.depth());
+  for (const ChatValue& item : items) deepest = std::max(deepest, depth_of_part(item));
   return {List{std::make_shared<const ChatList>(std::move(items)), is_tuple, checked_depth(deepest)}};
 }
 
 ChatValue ChatValue::mapping(ChatFields fields) {
   int deepest = 0;
-  for (const auto& [name, value] : fields) deepest = std::max(deepest, value.depth());
+  for (const auto& [name, value] : fields) deepest = std::max(deepest, depth_of_part(value));
   return {Mapping{std::make_shared<const ChatFields>(std::move(fields)), checked_depth(deepest)}};
 }
 
@@ -117,12 +127,12 @@ std::string_view ChatValue::type_name() const {
 }
 
 const ChatValue* find_field(const ChatFields& fields, std::string_view name) {
-  const auto found = std::ranges::find(fields, name, [](const auto& field) { return field.first; });
+  const auto found = std::ranges::find(fields, name, &ChatFields::value_type::first);
   return found == fields.end() ? nullptr : &found->second;
 }
 
 void set_field(ChatFields& fields, std::string_view name, ChatValue value) {
-  const auto found = std::ranges::find(fields, name, [](const auto& field) { return field.first; });
+  const auto found = std::ranges::find(fields, name, &ChatFields::value_type::first);
   if (found == fields.end()) {
     fields.emplace_back(name, std::move(value));
   } else {
