@@ -315,7 +315,7 @@ TEST(MiniGpt, AnAutocastEndsWithItsScopeAndTakesBf16Alone) {
       gt::matmul(x, weight).sum().backward();
     }
     EXPECT_EQ(weight.grad().dtype(), gt::Dtype::kFp32);
-    EXPECT_THROW(gt::autocast(gt::Dtype::kFp16), ConfigError);
+    EXPECT_THROW(const gt::autocast products(gt::Dtype::kFp16), ConfigError);
   });
 }
 

@@ -1,5 +1,6 @@
 #pragma once
 // Runs in stages beside those of the model in one piece.
+#include <ATen/ATen.h>
 #include <fmt/format.h>
 
 #include <cmath>
