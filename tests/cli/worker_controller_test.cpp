@@ -3,9 +3,7 @@
 #include <signal.h>
 
 #include <filesystem>
-#include <fstream>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "tests/cli/worker_fixture.h"
@@ -33,31 +31,6 @@ struct DrivenWorker : Worker {
     EXPECT_EQ(outcome.code, 0) << outcome.err;
     EXPECT_TRUE(contains(outcome.out, "\ndone ")) << outcome.out;
     return read_json(run_file("summary.json"))["weights_digest"];
-  }
-
-  /// The name of a process and the number of its parent.
-  static std::pair<std::string, std::string> process(const std::string& pid) {
-    std::string name, word;
-    std::ifstream("/proc/" + pid + "/comm") >> name;
-    std::ifstream status("/proc/" + pid + "/status");
-    while (status >> word && word != "PPid:") {
-    }
-    status >> word;
-    return {name, word};
-  }
-
-  /// A rank of the run under way: a worker whose parent, which has loaded its libraries, is one, too.
-  pid_t a_rank() const {
-    namespace fs = std::filesystem;
-    std::error_code gone;
-    for (const auto& entry : fs::directory_iterator("/proc")) {
-      const std::string pid = entry.path().filename();
-      const auto [name, parent] = process(pid);
-      const bool is_rank = name == "trireme-worker" && process(parent).first == name;
-      if (is_rank && fs::read_symlink(entry.path() / "cwd", gone) == fs::canonical(front_.file(".")))
-        return std::stoi(pid);
-    }
-    return 0;
   }
 
   /// Commands beside the one that is tested; each keeps the output of one.
@@ -97,27 +70,11 @@ TEST_F(DrivenWorker, PrintsAndRecordsAsTrainDoes) {
   EXPECT_TRUE(std::filesystem::exists(run_file("logs/rank-1.log")));
 }
 
-TEST_F(DrivenWorker, AKilledWorkerIsReplacedAndTheRunGoesOn) {
-  const Words words = kDriven + Words{"-n", "2", "--train.steps=300", "--checkpoint.every=20"};
-  const std::string unfailed = digest_of(words);
-  auto training = front_.start(words + Words{"--controller", "--max-restarts", "2", "--restart-delay", "0"});
-  wait_until([&] {
-    return std::filesystem::exists(run_file("manifest.json")) && steps().size() >= 25 && steps().size() < 200;
-  });
-  const pid_t victim = a_rank();
-  ASSERT_GT(victim, 0);
-  ASSERT_EQ(::kill(victim, SIGKILL), 0);
-  const Outcome outcome = training.wait(120.0);
-  EXPECT_EQ(outcome.code, 0) << outcome.err;
-  EXPECT_TRUE(contains(outcome.err, "was killed by signal 9")) << outcome.err;
-  EXPECT_EQ(read_json(run_file("summary.json"))["weights_digest"], unfailed);
-}
-
 TEST_F(DrivenWorker, CtrlCKeepsTheWeightsAndTheRunGoesOn) {
-  const Words words = kDriven + Words{"-n", "2", "--train.steps=300", "--checkpoint.every=1000"};
+  const Words words = kDriven + Words{"-n", "2", "--train.steps=800", "--checkpoint.every=1000"};
   const std::string unfailed = digest_of(words);
   auto training = front_.start(words + Words{"--controller"});
-  wait_until([&] { return steps().size() >= 3 && steps().size() < 300; });
+  wait_until([&] { return steps().size() >= 3 && steps().size() < 400; });
   training.signal(SIGINT);
   const Outcome outcome = training.wait(60.0);
   EXPECT_EQ(outcome.code, 128 + SIGINT) << outcome.err;
@@ -175,7 +132,7 @@ TEST_F(DrivenWorker, WorkersOfAServerTakeOneRunAfterTheOther) {
 TEST_F(DrivenWorker, ARunWhoseClientWasKilledCanGoOn) {
   std::filesystem::create_directory(front_.file("run"));
   front_.set("XDG_RUNTIME_DIR", front_.file("run"));
-  const Words words = kDriven + Words{"-n", "2", "--train.steps=300", "--checkpoint.every=1000"};
+  const Words words = kDriven + Words{"-n", "2", "--train.steps=800", "--checkpoint.every=1000"};
   const std::string unfailed = digest_of(words);
   const std::string socket = front_.file("run/own/s");
   const Beside of_server(front_), first(front_), second(front_);
@@ -187,7 +144,7 @@ TEST_F(DrivenWorker, ARunWhoseClientWasKilledCanGoOn) {
   wait_until([&] { return contains(front_.run(Words{"ps"} + there).out, "no client"); });
   {
     auto training = front_.start(words + Words{"--controller"} + there);
-    wait_until([&] { return steps().size() >= 3 && steps().size() < 300; });
+    wait_until([&] { return steps().size() >= 3 && steps().size() < 400; });
   }  // killed
   wait_until([&] { return contains(front_.run(Words{"ps"} + there).out, "no client"); });
   const Outcome again = front_.run(Words{"train", "--controller", "--resume=latest"} + there);
