@@ -58,7 +58,7 @@ Json result_of(Render render) {
   }
 }
 
-/// What went wrong, where something did.
+/// The error, where there was one.
 template <typename Render>
 std::string refusal_of_chat(Render render) {
   try {

@@ -87,7 +87,7 @@ class RunDriver {
     return answer;
   }
 
-  /// Whoever has left off reading has not broken the run.
+  /// Keeps the run going when nobody reads its lines any more.
   void print(const std::string& lines) try {
     if (!is_lost_) write_all(STDOUT_FILENO, lines.data(), lines.size(), "standard output");
   } catch (const EnvironmentError& error) {

@@ -11,7 +11,7 @@ using ActionJson = nlohmann::json;
 
 constexpr auto kReplace = ActionJson::error_handler_t::replace;  // a sample of bytes may be no UTF-8
 
-/// What `read` makes of the document.
+/// The document as `read` takes it.
 template <typename Read>
 auto parsed_action(const std::string& text, const Read& read) {
   try {

@@ -1,5 +1,5 @@
 #pragma once
-// What a server says of its workers and its client, for people.
+// The status of a server, its workers and its client, for people.
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -8,7 +8,7 @@
 
 namespace trireme::cli {
 
-/// How long a server may take to answer.
+/// Seconds that a server may take to answer.
 inline constexpr double kStatusAnswer_s = 5.0;
 
 /// A line about the server at `address`, and a table of its workers in at most `columns`, where 0 is no

@@ -202,8 +202,8 @@ struct Failed {
   std::string text;
 };
 
-/// What all workers do together for a run that the client drives (run_host.h); worker 0 answers the request.
-/// It counts as an instruction.
+/// An action that all workers take together for a run that the client drives (run_host.h); worker 0 answers
+/// the request. It counts as an instruction.
 struct RunAction {
   static constexpr MessageType kType = MessageType::kRunAction;
   uint64_t request = 0;

@@ -23,7 +23,7 @@ struct Batch {
 
   /// The weight of this batch's mean in the mean over the step.
   double share() const { return weight() / step_weight(); }
-  /// How much the batch's mean loss counts, and all of the step together.
+  /// The weight of the batch's mean loss, and that of the whole step.
   double weight() const { return static_cast<double>(step_kept > 0 ? kept : rows); }
   double step_weight() const { return static_cast<double>(step_kept > 0 ? step_kept : step_rows); }
 };

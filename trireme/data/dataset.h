@@ -38,7 +38,7 @@ class Dataset {
   void read(int64_t index, std::span<int64_t> tokens, std::span<int64_t> targets) const;
   /// Whether there are targets that do not count.
   bool ignores_targets() const { return marked_; }
-  /// How many targets of the sample count. Reads the sample the first time.
+  /// The number of targets in the sample that count. Reads the sample the first time.
   int64_t kept_targets(int64_t index) const;
 
  private:

@@ -21,7 +21,7 @@ struct SplitEntry {
   std::vector<ShardEntry> shards;
 };
 
-/// What became of conversations that were packed into windows.
+/// The counts of conversations that were packed into windows.
 struct ConversationCounts {
   int64_t conversations = 0, tokens = 0;  ///< that are kept
   int64_t counted = 0;                    ///< tokens of these whose loss counts

@@ -389,7 +389,7 @@ NodePtr Program::cast(const NodePtr& tensor, TensorDtype dtype, const std::sourc
   return result;
 }
 
-/// What operands are converted to in the scope of an autocast; operands are on workers.
+/// The operands as an autocast converts them; they are on workers.
 std::vector<NodePtr> Program::cast_operands(Op op, std::vector<NodePtr> inputs,
                                             const std::source_location& where) {
   std::optional<TensorDtype> dtype;

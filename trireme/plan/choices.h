@@ -80,7 +80,7 @@ enum class DataKind { kAuto, kText, kImages };
 template <>
 inline constexpr auto kNames<DataKind> = std::to_array<std::string_view>({"auto", "text", "images"});
 
-/// What the records of training text are: running text, prompts with answers, or conversations.
+/// The kind of records in training text: running text, prompts with answers, or conversations.
 enum class DataFormat { kText, kAnswers, kChat };
 template <>
 inline constexpr auto kNames<DataFormat> = std::to_array<std::string_view>({"text", "answers", "chat"});

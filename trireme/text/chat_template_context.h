@@ -1,5 +1,6 @@
 #pragma once
-// What the functions of a chat template share while it renders: where they are, and how much work is left.
+// The state that functions of a chat template share while it renders: where they are, and the work that is
+// left.
 #include <cstdint>
 #include <initializer_list>
 #include <span>
@@ -36,7 +37,7 @@ class ChatContext {
   /// The string in `value`; `what` is for messages.
   const std::string& string(const ChatValue& value, std::string_view what) const;
   int64_t integer(const ChatValue& value, std::string_view what) const;
-  /// What `for` goes over: items, keys, characters; nothing where it is undefined.
+  /// The items that `for` goes over: items, keys, characters; nothing where it is undefined.
   ChatList items_of(const ChatValue& value);
 
   ChatValue made_list(ChatList items, bool is_tuple = false);

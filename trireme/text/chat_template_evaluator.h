@@ -1,5 +1,5 @@
 #pragma once
-// What a chat template writes for given variables.
+// The text that a chat template writes for given variables.
 #include <string>
 #include <vector>
 

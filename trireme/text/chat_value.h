@@ -31,7 +31,7 @@ class ChatValue {
     std::shared_ptr<const ChatFields> fields;
     int depth = 1;  ///< how deep lists and mappings are in each other
   };
-  /// What `namespace()` makes: the only value that assignments change.
+  /// A value of `namespace()`, the only one that assignments change.
   struct Namespace {
     std::shared_ptr<ChatFields> fields;
   };
@@ -80,7 +80,7 @@ class ChatValue {
   const ChatFields* fields() const { return is<Mapping>() ? as<Mapping>()->fields.get() : nullptr; }
   const Variant& variant() const { return value_; }
 
-  /// How deep lists and mappings are in each other here: 0 where there are none.
+  /// The depth to which lists and mappings are in each other here: 0 where there are none.
   int depth() const;
   /// Whether `if` takes it for true.
   bool truthy() const;
@@ -105,7 +105,7 @@ bool equal(const ChatValue& left, const ChatValue& right);
 /// The shortest decimal number that reads back as `value`, as Python's repr() writes it.
 std::string python_float(double value);
 
-/// How many code points `text` has, and those from `begin` on before `end`, both in the text.
+/// The number of code points in `text`, and those from `begin` on before `end`, both in the text.
 int64_t count_code_points(std::string_view text);
 std::string_view code_points(std::string_view text, int64_t begin, int64_t end);
 

@@ -77,7 +77,7 @@ class Run {
   /// Makes the next `count` steps, or fewer where the run is over before. The last of them may still be under
   /// way on a GPU; its record then comes with the next step.
   void step(int64_t count);
-  /// What follows the last step. Once, when the run is over.
+  /// Ends the run: weights, records, the summary. Once, when it is over.
   TrainResult finish();
 
  private:
