@@ -3,7 +3,9 @@
 #include <signal.h>
 
 #include <filesystem>
+#include <fstream>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tests/cli/worker_fixture.h"
@@ -31,6 +33,41 @@ struct DrivenWorker : Worker {
     EXPECT_EQ(outcome.code, 0) << outcome.err;
     EXPECT_TRUE(contains(outcome.out, "\ndone ")) << outcome.out;
     return read_json(run_file("summary.json"))["weights_digest"];
+  }
+
+  /// The name of a process and the number of its parent.
+  static std::pair<std::string, std::string> process(const std::string& pid) {
+    std::string name, word;
+    std::ifstream("/proc/" + pid + "/comm") >> name;
+    std::ifstream status("/proc/" + pid + "/status");
+    while (status >> word && word != "PPid:") {
+    }
+    status >> word;
+    return {name, word};
+  }
+
+  /// Ranks of the run under way: workers whose parent, which has loaded their libraries, is one, too.
+  std::vector<pid_t> ranks() const {
+    namespace fs = std::filesystem;
+    std::vector<pid_t> found;
+    std::error_code gone;
+    for (const auto& entry : fs::directory_iterator("/proc")) {
+      const std::string pid = entry.path().filename();
+      const auto [name, parent] = process(pid);
+      const bool is_rank = name == "trireme-worker" && process(parent).first == name;
+      if (is_rank && fs::read_symlink(entry.path() / "cwd", gone) == fs::canonical(front_.file(".")))
+        found.push_back(std::stoi(pid));
+    }
+    return found;
+  }
+
+  /// Whether the latest run has this name and a checkpoint, of which records may tell later than folders do.
+  bool has_checkpoint(const std::string& name) const {
+    namespace fs = std::filesystem;
+    std::error_code absent;
+    if (!contains(fs::read_symlink(front_.file("runs/latest"), absent).string(), name)) return false;
+    const fs::directory_iterator folder(run_file("checkpoints"), absent);
+    return !absent && folder != fs::directory_iterator();
   }
 
   /// Commands beside the one that is tested; each keeps the output of one.
@@ -68,6 +105,23 @@ TEST_F(DrivenWorker, PrintsAndRecordsAsTrainDoes) {
   EXPECT_EQ(manifest["exit_code"], 0);
   EXPECT_EQ(manifest["ranks"], 2);
   EXPECT_TRUE(std::filesystem::exists(run_file("logs/rank-1.log")));
+}
+
+TEST_F(DrivenWorker, AKilledWorkerIsReplacedAndTheRunGoesOn) {
+  const Words words = kDriven + Words{"-n", "2", "--train.steps=800", "--checkpoint.every=50"};
+  const std::string unfailed = digest_of(words);
+  auto training = front_.start(
+      words + Words{"--name=killed", "--controller", "--max-restarts", "1", "--restart-delay", "0"});
+  wait_until([&] { return has_checkpoint("killed"); });
+  const std::vector<pid_t> victims = ranks();
+  ASSERT_EQ(victims.size(), 2u);
+  ASSERT_EQ(::kill(victims[1], SIGKILL), 0);
+  const Outcome outcome = training.wait(120.0);
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_TRUE(contains(outcome.err, "was killed by signal 9")) << outcome.err;
+  const nlohmann::json summary = read_json(run_file("summary.json"));
+  EXPECT_EQ(summary["weights_digest"], unfailed);
+  EXPECT_GE(summary["resumed_at"].get<int>(), 50);
 }
 
 TEST_F(DrivenWorker, CtrlCKeepsTheWeightsAndTheRunGoesOn) {

@@ -89,6 +89,12 @@ TEST(StepProgram, IsWholeAndUsesNothingWithoutMemoryInAllSettings) {
   EXPECT_GT(cases, 1000);
 }
 
+TEST(StepProgram, BytesOfBuffersThatOutliveItsActionsAreNotCounted) {
+  StepProgram program = test::planned_step(kUnits, sharded_on_four(), kActivations);
+  program.actions.resize(program.actions.size() / 2);
+  EXPECT_THROW(held_bytes(program), LogicError);
+}
+
 TEST(StepProgram, ComesBackFromItsText) {
   for_all_settings([&](const EngineSetting& setting) {
     const StepProgram program = test::planned_step(kUnits, setting, kActivations);

@@ -149,8 +149,10 @@ TEST_F(StepProgramTest, TheOrderOfAnotherScheduleIsFollowed) {
 TEST_F(StepProgramTest, OfAnotherRunIsRefusedOnAllRanks) {
   config_.parallel.policy = PolicyName::kFsdp;
   std::vector<StepProgram> edited = programs(2);
-  std::erase_if(edited.front().actions,
-                [](const Action& action) { return action.kind == ActionKind::kReduce; });
+  std::vector<Action>& actions = edited.front().actions;
+  const auto reduce = std::ranges::find(actions, ActionKind::kReduce, &Action::kind);
+  ASSERT_NE(reduce, actions.end());
+  move_action(edited.front(), reduce - actions.begin(), 0);
   give(edited);
   test::expect_refusal([&] { run(2); }, {"given.txt"});
   config_.model.n_layers = 6;

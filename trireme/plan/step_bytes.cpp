@@ -4,6 +4,7 @@
 #include <limits>
 #include <numeric>
 
+#include "trireme/base/error.h"
 #include "trireme/plan/step_program.h"
 
 namespace trireme::plan {
@@ -86,6 +87,8 @@ std::vector<HeldBytes> held_bytes(const StepProgram& program) {
   };
   for (const Buffer& buffer : program.buffers) {
     if (buffer.is_kept() || buffer.part_of) continue;
+    TRIREME_CHECK(std::max(buffer.from, buffer.to) < std::ssize(program.actions),
+                  "[plan.step] a buffer lives from action {} to {} of {}", buffer.from, buffer.to, count);
     const auto from = static_cast<size_t>(buffer.from), end = static_cast<size_t>(buffer.to) + 1;
     if (buffer.from <= buffer.to) {
       add(buffer, from, end);
