@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "trireme/plan/cuda_graphs.h"
+
 namespace trireme::train {
 
 void SentBytes::begin_step() {
@@ -16,11 +18,15 @@ void SentBytes::end_step(int64_t step) {
   const int64_t samples = parts_.samples_in(step) - parts_.samples_in(step - 1);
   const bool is_full = samples == parts_.batch.global_batch && !agenda_.validates_after(step - 1);
   const bool replaces = begins_anew_ || (counts_first_ && is_full);
-  in_full_step_ = replaces ? sent : std::max(in_full_step_, sent);
+  if (!decides_in(step)) in_full_step_ = replaces ? sent : std::max(in_full_step_, sent);
   counts_first_ = step == agenda_.first_step() || (counts_first_ && !replaces);
   const plan::ParallelConfig& parallel = parts_.config.parallel;
   const bool hook_starts = plan::starts_late(parallel.comm_hook) && step == parallel.hook_start;
   begins_anew_ = hook_starts || stayed_ != parts_.model->stays_in_place();
+}
+
+bool SentBytes::decides_in(int64_t step) const {
+  return step == agenda_.first_step() + plan::kStepsBeforeRecording;
 }
 
 }  // namespace trireme::train

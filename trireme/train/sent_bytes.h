@@ -19,6 +19,9 @@ class SentBytes {
   int64_t in_full_step() const { return in_full_step_; }
 
  private:
+  /// Whether ranks agree in this step on what they record from then on (Passes::decide()).
+  bool decides_in(int64_t step) const;
+
   const Parts& parts_;
   const Agenda& agenda_;
   int64_t before_ = 0;   ///< sent when the step began
