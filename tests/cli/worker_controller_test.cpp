@@ -2,8 +2,10 @@
 #include <fmt/format.h>
 #include <signal.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <string>
 #include <utility>
 #include <vector>
@@ -46,17 +48,21 @@ struct DrivenWorker : Worker {
     return {name, word};
   }
 
-  /// Ranks of the run under way: workers whose parent, which has loaded their libraries, is one, too.
+  /// Ranks of the run under way: workers in its folder but the one that has loaded libraries for others.
   std::vector<pid_t> ranks() const {
     namespace fs = std::filesystem;
-    std::vector<pid_t> found;
+    std::map<pid_t, pid_t> parents;
     std::error_code gone;
     for (const auto& entry : fs::directory_iterator("/proc")) {
-      const std::string pid = entry.path().filename();
-      const auto [name, parent] = process(pid);
-      const bool is_rank = name == "trireme-worker" && process(parent).first == name;
-      if (is_rank && fs::read_symlink(entry.path() / "cwd", gone) == fs::canonical(front_.file(".")))
-        found.push_back(std::stoi(pid));
+      const auto [name, parent] = process(entry.path().filename());
+      if (name == "trireme-worker" && !parent.empty() &&
+          fs::read_symlink(entry.path() / "cwd", gone) == fs::canonical(front_.file(".")))
+        parents[std::stoi(entry.path().filename())] = std::stoi(parent);
+    }
+    std::vector<pid_t> found;
+    for (const auto& [pid, unused] : parents) {
+      const auto is_child = [&, at = pid](const auto& other) { return other.second == at; };
+      if (std::ranges::none_of(parents, is_child)) found.push_back(pid);
     }
     return found;
   }
@@ -66,8 +72,10 @@ struct DrivenWorker : Worker {
     namespace fs = std::filesystem;
     std::error_code absent;
     if (!contains(fs::read_symlink(front_.file("runs/latest"), absent).string(), name)) return false;
-    const fs::directory_iterator folder(run_file("checkpoints"), absent);
-    return !absent && folder != fs::directory_iterator();
+    for (const auto& entry : fs::directory_iterator(run_file("checkpoints"), absent)) {
+      if (entry.path().filename().string().starts_with("step-")) return true;
+    }
+    return false;
   }
 
   /// Commands beside the one that is tested; each keeps the output of one.
