@@ -5,11 +5,11 @@ set(trireme_public_headers
   plan/batch.h plan/config.h plan/cost.h plan/flat_layout.h plan/memory.h plan/mesh_shape.h plan/model_facts.h
   plan/policy.h plan/presets.h plan/spread_head.h plan/vision_model.h plan/world.h
   gt/nn.h gt/schedule.h gt/signal.h gt/tensor.h gt/workers.h controller/worker_ranks.h
-  launch/local.h report/console.h report/pipeline_view.h report/run_dir.h
+  cli/train_main.h launch/local.h report/console.h report/pipeline_view.h report/run_dir.h
   kernels/device.h kernels/repeatable.h
   comm/group.h comm/world.h
   nn/attention.h nn/deferred_gradients.h nn/functional.h nn/gpt2.h nn/init.h nn/language_model.h nn/layers.h nn/llama.h nn/loss.h nn/mlp.h nn/vision_model.h
-  data/corpus.h data/dataset.h data/images/codec.h data/images/loader.h data/loader.h data/sampler.h data/tokenizer.h
+  data/corpus.h data/dataset.h data/images/codec.h data/images/loader.h data/loader.h data/mixture.h data/sampler.h data/tokenizer.h
   optim/learning_rate.h optim/optimizer.h
   checkpoint/safetensors.h memory/recompute.h precision/loss_scaler.h
   parallel/data_parallel.h parallel/pipeline.h parallel/state.h parallel/state_file.h parallel/sync_batch_norm.h parallel/tensor_layers.h parallel/unit_choice.h parallel/wrap.h

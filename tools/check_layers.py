@@ -13,6 +13,8 @@ SOURCES = {".h", ".cpp", ".cu", ".cuh", ".in"}
 TORCH_FREE = {"base", "text", "plan", "report", "launch", "checkpoint", "gt"}
 # Rooms that are torch-free but for their files whose names begin with "worker", and files of that name that are so too.
 TORCH_FREE_BUT_WORKERS = {"cli", "controller"}
+# The entry of programs that train, which is a worker as well.
+OTHER_WORKERS = {"trireme/cli/train_main.h", "trireme/cli/train_main.cpp"}
 TORCH_FREE_WORKERS = {"trireme/controller/worker_link.h", "trireme/controller/worker_link.cpp"}
 # Faces of torch-free rooms for whoever has tensors.
 TENSOR_FACES = {"trireme/checkpoint/safetensors.h", "trireme/checkpoint/safetensors.cpp"}
@@ -48,6 +50,8 @@ TOKENS = re.compile(
 def is_worker(name):
     """Whether `name`, of a file, is of a worker's part of a room that is torch-free otherwise."""
     parts = name.split("/")
+    if name in OTHER_WORKERS:
+        return True
     return parts[1] in TORCH_FREE_BUT_WORKERS and parts[-1].startswith("worker") and name not in TORCH_FREE_WORKERS
 
 

@@ -44,7 +44,7 @@ FrontProcess::FrontProcess() : environment_{{"PATH", "/usr/bin:/bin"}, {"HOME", 
 }
 
 FrontProcess::Running FrontProcess::start(const Words& args) const {
-  std::vector<std::string> words = {folder_.file("bin/trireme")};
+  std::vector<std::string> words = {instead_.empty() ? folder_.file("bin/trireme") : instead_};
   words.insert(words.end(), args.begin(), args.end());
   std::vector<std::string> variables;
   for (const auto& [name, value] : environment_) variables.push_back(name + "=" + value);

@@ -6,6 +6,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tests/report/temporary_folder.h"
@@ -55,6 +56,8 @@ class FrontProcess {
 
   /// The worker of this build stands beside the front command.
   void use_real_worker(const std::string& path);
+  /// Another program is run instead of the front command; empty: the front command again.
+  void run_instead(std::string path) { instead_ = std::move(path); }
   /// Most virtual memory of the command and of what it starts.
   void limit_memory(int64_t bytes) { memory_limit_ = bytes; }
 
@@ -69,6 +72,7 @@ class FrontProcess {
  private:
   TemporaryFolder folder_;
   std::map<std::string, std::string> environment_;
+  std::string instead_;
   int64_t memory_limit_ = 0;  ///< 0: none
 };
 

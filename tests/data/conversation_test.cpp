@@ -150,7 +150,7 @@ class PackedConversations : public ::testing::Test {
   static std::pair<std::string, std::string> sample(const Dataset& dataset, int64_t index) {
     const auto length = static_cast<size_t>(dataset.seq_len());
     std::vector<int64_t> tokens(length + 1), targets(length);
-    dataset.read(index, tokens, targets);
+    dataset.read_targets(index, tokens, targets);
     std::string inputs, wanted;
     for (size_t i = 0; i < length; ++i) {
       inputs += tokens[i] == 0 ? '0' : static_cast<char>(tokens[i]);

@@ -153,7 +153,6 @@ TEST(Loader, RefusesASplitShorterThanOneSequence) {
   const auto dataset = std::make_shared<const Dataset>(scratch.path(""), "train", kSeqLen);
   const std::string message =
       testing::message_of<DataError>([&] { Loader(dataset, loader_options_for(1, 1)); });
-  EXPECT_NE(message.find("8 tokens"), std::string::npos) << message;
   EXPECT_NE(message.find("one sequence needs 9"), std::string::npos) << message;
 }
 

@@ -240,6 +240,11 @@ TEST(ConfigErrors, EarlyStopNeedsValidationsInTheCourseOfTheRun) {
   EXPECT_EQ(with("train.early_stop_min_delta=0.01"), "accepted");
   EXPECT_EQ(of_overrides({"train.early_stop=2", "train.epochs=3"}), "accepted");
   test::expect_mentions(of_overrides({"train.early_stop=2"}), {"train.early_stop=2", "set train.val_every"});
+  EXPECT_EQ(with("train.monitor=accuracy"), "accepted");
+  EXPECT_EQ(of_overrides({"data.path=program", "model.vocab_size=13"}), "accepted")
+      << "its tokens are no bytes";
+  EXPECT_EQ(of_overrides({"train.monitor=loss", "checkpoint.best=true"}), "accepted");
+  test::expect_mentions(of_overrides({"train.monitor=loss"}), {"train.monitor=loss", "checkpoint.best"});
   test::expect_mentions(with("train.val_batches=0"), {"train.early_stop=2", "train.val_batches=0"});
   test::expect_mentions(with("data.val_fraction=0"), {"train.early_stop=2", "data.val_fraction"});
   test::expect_mentions(of_overrides({"train.early_stop_min_delta=0.1"}),

@@ -293,11 +293,11 @@ TEST(Console, SaysWhyARunEndedEarly) {
   RunSummary summary;
   summary.weights_path = "/w";
   EXPECT_FALSE(contains(whereabouts(summary, "/runs/tiny"), "early"));
-  summary.early_end = {.step = 40, .best_step = 20, .best_val_loss = 2.011, .validations = 2};
+  summary.early_end = {.step = 40, .best_step = 20, .best_value = 2.011, .validations = 2};
   EXPECT_TRUE(contains(whereabouts(summary, "/runs/tiny"),
                        "\nearly   ended after step 40: the validation loss was 2.0110 after step 20, and no "
                        "lower in the 2 validations since (train.early_stop)"));
-  summary.early_end = {.step = 10, .best_step = 0, .best_val_loss = {}, .validations = 1};
+  summary.early_end = {.step = 10, .best_step = 0, .best_value = {}, .validations = 1};
   EXPECT_TRUE(contains(whereabouts(summary, "/runs/tiny"), "was not finite in the 1 validation since"));
 }
 

@@ -147,7 +147,7 @@ TEST(SummaryJson, SaysWhyAnEqualRunMayEndDifferently) {
 TEST(SummaryJson, SaysWhyARunEndedEarly) {
   RunSummary summary;
   EXPECT_FALSE(Json::parse(to_json_line(summary)).contains("early_stop"));
-  summary.early_end = {.step = 40, .best_step = 20, .best_val_loss = 2.5, .validations = 2};
+  summary.early_end = {.step = 40, .best_step = 20, .best_value = 2.5, .validations = 2};
   EXPECT_EQ(Json::parse(to_json_line(summary))["early_stop"],
             (Json{{"step", 40}, {"best_step", 20}, {"best_val_loss", 2.5}, {"validations", 2}}));
 }

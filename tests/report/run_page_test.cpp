@@ -163,7 +163,7 @@ TEST_F(RunPage, SaysWhyARunEndedEarly) {
   const RunDirectory run = make("early");
   record(run, 1, 40);
   RunSummary ended = summary();
-  ended.early_end = {.step = 40, .best_step = 20, .best_val_loss = 2.5, .validations = 2};
+  ended.early_end = {.step = 40, .best_step = 20, .best_value = 2.5, .validations = 2};
   make_run_files_sink(run)->finish(ended);
   run.finish(0);
   EXPECT_TRUE(says(page_of({run}), "the validation loss was 2.5000 after step 20"));

@@ -26,7 +26,7 @@ TEST(EarlyStop, CountsValidationsThatAreNoBetterThanTheBest) {
   ASSERT_TRUE(end) << "as good is not better";
   EXPECT_EQ(end->step, 40);
   EXPECT_EQ(end->best_step, 20);
-  EXPECT_EQ(end->best_val_loss, 2.0);
+  EXPECT_EQ(end->best_value, 2.0);
   EXPECT_EQ(end->validations, 2);
   EXPECT_FALSE(stop_after(2, 0.0, {3.0, 2.0, 2.5, 1.9, 2.0}).end()) << "a better one begins anew";
 }
@@ -41,7 +41,7 @@ TEST(EarlyStop, ALossThatIsNotFiniteIsNeverBetter) {
   const double nan = std::numeric_limits<double>::quiet_NaN();
   const auto end = stop_after(2, 0.0, {nan, -std::numeric_limits<double>::infinity()}).end();
   ASSERT_TRUE(end);
-  EXPECT_FALSE(end->best_val_loss);
+  EXPECT_FALSE(end->best_value);
   EXPECT_FALSE(stop_after(0, 0.0, {1.0, 1.0, 1.0}).end()) << "it is off";
 }
 
@@ -143,7 +143,7 @@ TEST_F(EarlyStopRun, ResumesExactly) {
     EXPECT_EQ(resumed.summary.steps, ends_at_) << stop_at;
     EXPECT_EQ(resumed.summary.weights_digest, without_stop.summary.weights_digest) << stop_at;
     ASSERT_TRUE(resumed.summary.early_end) << stop_at;
-    EXPECT_EQ(resumed.summary.early_end->best_val_loss, without_stop.summary.early_end->best_val_loss);
+    EXPECT_EQ(resumed.summary.early_end->best_value, without_stop.summary.early_end->best_value);
   }
 }
 

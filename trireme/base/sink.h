@@ -2,6 +2,7 @@
 // The records of a training run, pushed into sinks. The loop knows this interface only; the run directory,
 // TensorBoard and the console implement it.
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -24,8 +25,9 @@ struct StepRecord {
   int64_t reserved_bytes = 0;    ///< largest rank: allocator's reserved peak on a GPU, 0 on a CPU
   std::optional<double> loss_scale = {};  ///< what the loss was multiplied by; none: it is not scaled
   bool skipped = false;                   ///< its gradients overflowed and were not applied
-  std::optional<double> val_loss;         ///< when this step validated
+  std::optional<double> val_loss = {};    ///< when this step validated
   std::optional<double> val_top1 = {}, val_top5 = {};  ///< likewise, of images: accuracies in [0, 1]
+  std::map<std::string, double> val_metrics = {};      ///< likewise, a program's own, by their names
   /// Time of rank 0 in gathers and reductions, and the part of it that computation waited for. None: not
   /// measured. They are measured on a CPU in every step, on a GPU every train.log_every steps, unless that is
   /// 1, and in the last step, and never without data parallelism.
@@ -67,12 +69,16 @@ struct RunCost {
   std::optional<double> communication_ms = {}, exposed_ms = {};
 };
 
-/// Why a run ended before its last step: the validation loss fell no more (train.early_stop).
+/// Why a run ended before its last step: validations became no better (train.early_stop), or a callback of
+/// the program ended it.
 struct EarlyEnd {
-  int64_t step = 0;                          ///< of the validation that ended it
-  int64_t best_step = 0;                     ///< of the lowest validation loss; 0: none was finite
-  std::optional<double> best_val_loss = {};  ///< that loss
-  int64_t validations = 0;                   ///< since then
+  int64_t step = 0;                       ///< of the validation that ended it
+  int64_t best_step = 0;                  ///< of the best validation; 0: none was finite
+  std::optional<double> best_value = {};  ///< its loss, or what `metric` names
+  int64_t validations = 0;                ///< since then
+  std::string metric = "loss";            ///< that decided, as train.monitor has it
+  bool higher_is_better = false;          ///< of that metric
+  std::string reason = {};                ///< of a callback; empty: train.early_stop ended the run
 };
 
 /// The whole run, written once at its end.
@@ -81,6 +87,7 @@ struct RunSummary {
   double final_loss = 0.0;
   std::optional<double> final_val_loss;
   std::optional<double> final_val_top1 = {}, final_val_top5 = {};
+  std::map<std::string, double> final_val_metrics = {};
   double tokens_per_s = 0.0;  ///< median over the steps after warm-up; 0: there were none
   double steps_per_s = 0.0;   ///< of the same steps
   int64_t peak_bytes = 0;

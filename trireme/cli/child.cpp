@@ -13,6 +13,7 @@
 #include "trireme/base/clock.h"
 #include "trireme/base/descriptor.h"
 #include "trireme/base/error.h"
+#include "trireme/base/program_path.h"
 
 namespace trireme::cli {
 namespace {
@@ -110,7 +111,7 @@ int wait_for(pid_t pid) {
 }  // namespace
 
 std::optional<std::string> find_worker() {
-  const fs::path here = fs::read_symlink("/proc/self/exe").parent_path();
+  const fs::path here = fs::path(own_path()).parent_path();
   for (const fs::path& place : {here, here.parent_path() / "libexec"}) {
     const std::string path = (place / "trireme-worker").string();
     if (::access(path.c_str(), X_OK) == 0) return path;
@@ -125,6 +126,10 @@ std::string worker_path() {
       "(./trireme.sh does)");
 }
 
+std::string trainer_path(const Environment& environment) {
+  return environment.get(kProgramVariable) ? *environment.get(kProgramVariable) : worker_path();
+}
+
 Environment worker_environment(Environment environment, const Request& request) {
   const auto variables = environment.variables();
   for (const auto& [name, value] : variables) {
@@ -135,7 +140,7 @@ Environment worker_environment(Environment environment, const Request& request) 
 }
 
 void exec_worker(const Environment& environment, const Request& request) {
-  const std::string program = worker_path();
+  const std::string program = request.verb == "train" ? trainer_path(environment) : worker_path();
   CStrings argv({program, request.verb});
   CStrings envp(as_strings(worker_environment(environment, request)));
   ::execve(program.c_str(), argv.data(), envp.data());

@@ -11,6 +11,7 @@
 #include "trireme/base/log.h"
 #include "trireme/base/text.h"
 #include "trireme/checkpoint/model_folder.h"
+#include "trireme/cli/request.h"
 #include "trireme/data/source.h"
 #include "trireme/plan/config_files.h"
 #include "trireme/plan/pipeline.h"
@@ -47,16 +48,29 @@ bool holds_files(const fs::path& folder) {
   return std::any_of(fs::directory_iterator(folder, ignored), fs::directory_iterator(), shown);
 }
 
+/// Data that is no file of the user.
+bool needs_no_path(const plan::Config& config) {
+  return config.data.path == "builtin" || config.data.path == plan::kProgramData;
+}
+
 }  // namespace
 
+void check_program_data(const plan::Config& config, const Environment& environment) {
+  if (config.data.path != plan::kProgramData || environment.get(kProgramVariable)) return;
+  throw ConfigError(
+      "[cli.data] data.path={0} stands for the data of a program of your own, which only that program has; "
+      "start "
+      "it with the same words instead of 'trireme train', or write ./{0} for a file or folder of that name",
+      plan::kProgramData);
+}
+
 void settle_data_path(plan::Config& config, const std::string& config_file) {
-  if (config.data.path == "builtin") {
+  if (needs_no_path(config)) {
     if (config.data.format == plan::DataFormat::kText) return;
     throw ConfigError(
-        "[cli.data] data.format={} reads JSON Lines, but data.path is builtin, which is text; set data.path "
-        "to a *.jsonl "
-        "file",
-        config.data.format);
+        "[cli.data] data.format={} reads JSON Lines, but data.path is {}, which is none; set data.path "
+        "to a *.jsonl file",
+        config.data.format, config.data.path);
   }
   const bool images = plan::reads_images(config.model.family);
   const char* const fix = fix_of(images);
@@ -96,8 +110,7 @@ void settle_data_path(plan::Config& config, const std::string& config_file) {
 }
 
 void check_texts(const plan::Config& config) {
-  if (config.data.path != "builtin" && !plan::reads_images(config.model.family))
-    data::list_source(config.data.path);
+  if (!needs_no_path(config) && !plan::reads_images(config.model.family)) data::list_source(config.data.path);
 }
 
 namespace {
@@ -194,6 +207,7 @@ std::string why_no_tokenizer(const std::string& folder, const plan::ModelConfig&
 }
 
 void check_cache_folder(const plan::Config& config, const Environment& environment) {
+  if (config.data.path == plan::kProgramData) return;
   if (plan::reads_images(config.model.family) && config.data.path != "builtin") return;
   const std::string folder = cache_dir(environment) + "/data";
   std::error_code error;

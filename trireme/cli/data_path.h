@@ -14,6 +14,9 @@ namespace trireme::cli {
 /// this user may read.
 void settle_data_path(plan::Config& config, const std::string& config_file);
 
+/// Throws ConfigError where data.path asks for the data of a program, and no program has asked for this run.
+void check_program_data(const plan::Config& config, const Environment& environment);
+
 /// Throws ConfigError where a text of the settled data.path is in a format that is not read. Looks at the
 /// names of all files of a folder.
 void check_texts(const plan::Config& config);

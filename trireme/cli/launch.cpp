@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "trireme/base/build_info.h"
+#include "trireme/base/program_path.h"
 #include "trireme/base/text.h"
 #include "trireme/cli/front.h"
 #include "trireme/cli/gpu_count.h"
@@ -54,10 +55,12 @@ int launch_program(const LaunchOptions& options, const std::vector<std::string>&
   }
   const int gpus = kHasCuda ? gpu_count() : 0;
   const plan::Device device = choose_device(plan::Device::kAuto, gpus);
+  Environment environment = front.environment;
+  if (!environment.get("TRIREME_COMMAND")) environment.set("TRIREME_COMMAND", own_path());
   return launch::run_local({.program = program_path(words.front(), front.environment),
                             .args = {words.begin() + 1, words.end()},
                             .ranks = choose_ranks(options.ranks, device, gpus),
-                            .environment = front.environment,
+                            .environment = std::move(environment),
                             .log_dir = options.log_dir,
                             .usr1_stops = false,
                             .stop_notice = "signal passed on to all ranks; send it again to kill them now"});

@@ -9,6 +9,7 @@
 #include "trireme/base/streams.h"
 #include "trireme/cli/arguments.h"
 #include "trireme/cli/front.h"
+#include "trireme/cli/request.h"
 
 namespace trireme::cli {
 namespace {
@@ -115,9 +116,19 @@ void refuse_empty_words(const CLI::App& app) {
   for (const CLI::App* verb : app.get_subcommands()) refuse_empty_words(*verb);
 }
 
+/// As the user has typed it, who may have started a program that becomes `trireme train`.
+std::string command_line(std::vector<std::string> words, const Environment& environment) {
+  const auto program = environment.get(kProgramVariable);
+  if (!program || words.size() < 2 || words[1] != "train") return shell_line(words);
+  words.erase(words.begin());
+  words.front() = *program;
+  return shell_line(words);
+}
+
 int run(const std::vector<std::string>& words) {
+  const Environment environment = Environment::process();
   Front front{
-      .environment = Environment::process(), .command = shell_line(words), .overrides = {}, .action = {}};
+      .environment = environment, .command = command_line(words, environment), .overrides = {}, .action = {}};
   CLI::App app("Distributed training in C++ on libtorch: data and pipeline parallelism from one config file.",
                "trireme");
   describe(app, front);

@@ -7,6 +7,9 @@
 
 namespace trireme::cli {
 
+/// The variable by which a program that calls train_main() says what the front command is to start as ranks.
+inline constexpr const char* kProgramVariable = "TRIREME_PROGRAM";
+
 struct GenerateOptions {
   std::string run;           ///< run directory
   std::string weights = {};  ///< its final ones, or a checkpoint

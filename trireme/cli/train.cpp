@@ -99,6 +99,7 @@ int become_rank(TrainArguments options, Front& front, const plan::WorldSpec& wor
   run.notes = resolved.notes;
   if (options.dry_run) return world.rank == 0 ? print_plan(run, resolved.config, options.job.json) : 0;
   check_memory(run, resolved.config);
+  check_program_data(resolved.config, front.environment);
   if (world.rank == 0 && !options.job.quiet) say_notes(resolved);
   prepare_torch(front.environment, expected);
   exec_worker(front.environment, train_request(options.job, front, resolved, resume));

@@ -405,6 +405,15 @@ void refuse_dev_run(const plan::Config& config) {
 
 namespace {
 
+/// Workers of a controller are this build's, whatever program has asked for the run.
+void refuse_program_on_workers(const TrainJob& job, const Environment& environment) {
+  if (!job.controller || !environment.get(kProgramVariable)) return;
+  throw ConfigError(
+      "[cli.train] --controller drives workers that lack the data, metrics and callbacks of your program; "
+      "remove "
+      "it");
+}
+
 /// How this job runs the ranks of an attempt. `environment` must outlive what it returns.
 RunRanks ranks_of(const TrainJob& job, plan::Device device, const Environment& environment) {
   using launch::Launcher, launch::LocalJob;
@@ -430,7 +439,9 @@ FinishedJob run_train_job(TrainJob job, Front& front) {
   check_memory(prepared.plan, prepared.config.config);
   check_weights(resume, prepared.config.config);
   check_cache_folder(prepared.config.config, front.environment);
-  const std::string worker = worker_path();
+  check_program_data(prepared.config.config, front.environment);
+  refuse_program_on_workers(job, front.environment);
+  const std::string worker = trainer_path(front.environment);
   Request request = train_request(job, front, prepared.config, resume);
   request.finishes = false;
   const RunPlan& run = prepared.plan;

@@ -201,7 +201,7 @@ void ask_to_stop(int signal) {
 }
 
 RankRun::RankRun(const Request& request, const Environment& environment, const plan::WorldSpec& spec,
-                 const LinesOut& lines)
+                 const LinesOut& lines, const train::Program* program)
     : request_(request) {
   const plan::Config config =
       plan::load({.path = {}, .text = request.config, .overrides = {}}, Environment()).config;
@@ -219,6 +219,7 @@ RankRun::RankRun(const Request& request, const Environment& environment, const p
   options_.local_ranks = spec.ranks_here();
   options_.announce = !request.quiet && !request.silent;
   options_.resume = request.resume;
+  options_.program = program;
   if (world_->rank() == 0) open_records(environment, lines);
   run_ = std::make_unique<train::Run>(options_, world_);
 }

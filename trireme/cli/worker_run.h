@@ -26,9 +26,9 @@ using LinesOut = std::function<void(const std::string&)>;
 class RankRun {
  public:
   /// Meets the ranks of `spec` and builds the run. Throws as train::Run, and EnvironmentError where rank 0
-  /// cannot write its records.
+  /// cannot write its records. `program` brings data, metrics and callbacks of its own; null: nothing.
   RankRun(const Request& request, const Environment& environment, const plan::WorldSpec& spec,
-          const LinesOut& lines = {});
+          const LinesOut& lines = {}, const train::Program* program = nullptr);
   RankRun(const RankRun&) = delete;
   RankRun& operator=(const RankRun&) = delete;
 

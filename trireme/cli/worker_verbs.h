@@ -3,9 +3,15 @@
 #include "trireme/base/env.h"
 #include "trireme/cli/request.h"
 
+namespace trireme::train {
+struct Program;
+}
+
 namespace trireme::cli {
 
-int worker_train(const Request& request, const Environment& environment);
+/// `program`: what a program of one's own brings; null: nothing.
+int worker_train(const Request& request, const Environment& environment,
+                 const train::Program* program = nullptr);
 /// Prints text from the weights of a finished run.
 int worker_generate(const Request& request);
 /// Counts how likely the weights of a run or a model find a text, or endings of questions.

@@ -64,7 +64,7 @@ void Dataset::read(int64_t index, std::span<int64_t> tokens) const {
   check_ids(index, tokens);
 }
 
-void Dataset::read(int64_t index, std::span<int64_t> tokens, std::span<int64_t> targets) const {
+void Dataset::read_targets(int64_t index, std::span<int64_t> tokens, std::span<int64_t> targets) const {
   read_stored(index, tokens);
   for (size_t i = 0; i < tokens.size(); ++i) {
     const bool counts = !marked_ || tokens[i] >= vocab_size_;

@@ -8,38 +8,37 @@
 #include <string>
 #include <vector>
 
+#include "trireme/data/token_samples.h"
+
 namespace trireme::data {
 
 class TokenShard;
 
-/// The target of a token whose loss does not count, as torch has it.
-inline constexpr int64_t kIgnoredTarget = -100;
-
 /// All shards of one split ("train" or "val") as a sequence of samples of seq_len + 1 tokens, packed without
 /// gaps: sample i starts at token i * seq_len, so that neighbours share one token. Thread-safe.
-class Dataset {
+class Dataset : public TokenSamples {
  public:
   /// Throws DataError when the index or a shard is missing, truncated or of another version.
   Dataset(const std::string& folder, const std::string& split, int64_t seq_len);
-  ~Dataset();
+  ~Dataset() override;
 
-  int64_t size() const { return samples_; }  ///< samples
+  int64_t size() const override { return samples_; }
   int64_t tokens() const { return tokens_; }
-  int64_t seq_len() const { return seq_len_; }
+  int64_t seq_len() const override { return seq_len_; }
   int64_t vocab_size() const { return vocab_size_; }
   /// A hash of all tokens, made from the checksums stored with them: other tokens give another hash.
-  uint64_t digest() const;
+  uint64_t digest() const override;
 
   /// Copies the seq_len + 1 tokens of sample `index`. Throws DataError naming file and chunk when a checksum
   /// fails, or when a token is outside the vocabulary.
-  void read(int64_t index, std::span<int64_t> tokens) const;
+  void read(int64_t index, std::span<int64_t> tokens) const override;
   /// The same, and what each of the first seq_len tokens is to predict: the next one, or kIgnoredTarget where
   /// its loss does not count.
-  void read(int64_t index, std::span<int64_t> tokens, std::span<int64_t> targets) const;
+  void read_targets(int64_t index, std::span<int64_t> tokens, std::span<int64_t> targets) const override;
   /// Whether there are targets that do not count.
-  bool ignores_targets() const { return marked_; }
+  bool ignores_targets() const override { return marked_; }
   /// The number of targets in the sample that count. Reads the sample the first time.
-  int64_t kept_targets(int64_t index) const;
+  int64_t kept_targets(int64_t index) const override;
 
  private:
   /// Copies the tokens of sample `index` as they are stored.

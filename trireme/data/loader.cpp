@@ -16,14 +16,14 @@
 namespace trireme::data {
 namespace {
 
-void check_options(const Dataset& dataset, const LoaderOptions& options) {
+void check_options(const TokenSamples& dataset, const LoaderOptions& options) {
   if (dataset.size() == 0) {
     throw DataError(
-        "[data.loader] the split has {} tokens, but one sequence needs {}; use a longer text, a smaller "
+        "[data.loader] there is no sample, since one sequence needs {} tokens; use a longer text, a smaller "
         "data.seq_len or another data.val_fraction",
-        dataset.tokens(), dataset.seq_len() + 1);
+        dataset.seq_len() + 1);
   }
-  TRIREME_CHECK(options.sampler.samples >= 1 && options.sampler.samples <= dataset.size(),
+  TRIREME_CHECK(options.order || (options.sampler.samples >= 1 && options.sampler.samples <= dataset.size()),
                 "[data.loader] the sampler covers {} samples, but the dataset has {}",
                 options.sampler.samples, dataset.size());
   TRIREME_CHECK(options.dp_rank >= 0 && options.dp_rank < options.dp_size,
@@ -51,7 +51,7 @@ void check_tokens(std::span<const int64_t> tokens, int64_t sample, int64_t vocab
 }
 
 /// Inputs and targets of the samples, read into tensors of their own so that both are contiguous.
-Batch read_batch(const Dataset& dataset, std::span<const int64_t> samples, const LoaderOptions& options,
+Batch read_batch(const TokenSamples& dataset, std::span<const int64_t> samples, const LoaderOptions& options,
                  int64_t step_kept) {
   const auto length = static_cast<size_t>(dataset.seq_len());
   const auto tensor_options = at::TensorOptions().dtype(at::kLong).pinned_memory(options.pin_memory);
@@ -65,7 +65,7 @@ Batch read_batch(const Dataset& dataset, std::span<const int64_t> samples, const
   int64_t* input = batch.inputs.mutable_data_ptr<int64_t>();
   int64_t* target = batch.targets.mutable_data_ptr<int64_t>();
   for (const int64_t sample : samples) {
-    dataset.read(sample, tokens, {target, length});
+    dataset.read_targets(sample, tokens, {target, length});
     check_tokens(tokens, sample, options.vocab_size);
     input = std::copy(tokens.begin(), tokens.end() - 1, input);
     target += length;
@@ -78,7 +78,7 @@ Batch read_batch(const Dataset& dataset, std::span<const int64_t> samples, const
 
 class Loader::Impl {
  public:
-  Impl(std::shared_ptr<const Dataset> dataset, const LoaderOptions& options)
+  Impl(std::shared_ptr<const TokenSamples> dataset, const LoaderOptions& options)
       : dataset_(std::move(dataset)),
         options_(options),
         thread_([this](const std::stop_token& stop) { run(stop); }) {}
@@ -98,8 +98,7 @@ class Loader::Impl {
     try {
       const int64_t per_rank = options_.global_batch / options_.dp_size;
       for (int64_t cursor = options_.cursor; !stop.stop_requested(); cursor += options_.global_batch) {
-        produce_step(stop, sample_indices(options_.sampler, cursor + options_.dp_rank * per_rank, per_rank),
-                     kept_in_step(cursor));
+        produce_step(stop, samples_at(cursor + options_.dp_rank * per_rank, per_rank), kept_in_step(cursor));
       }
     } catch (...) {
       const std::lock_guard lock(mutex_);
@@ -108,13 +107,16 @@ class Loader::Impl {
     }
   }
 
+  std::vector<int64_t> samples_at(int64_t begin, int64_t count) const {
+    return options_.order ? options_.order(begin, count) : sample_indices(options_.sampler, begin, count);
+  }
+
   /// Targets that count in the step at `cursor`, on all ranks: each of them has the same data. 0: all do.
   int64_t kept_in_step(int64_t cursor) const {
     if (!dataset_->ignores_targets()) return 0;
     int64_t kept = 0;
-    for (const int64_t sample : sample_indices(options_.sampler, cursor, options_.global_batch)) {
+    for (const int64_t sample : samples_at(cursor, options_.global_batch))
       kept += dataset_->kept_targets(sample);
-    }
     return kept;
   }
 
@@ -135,7 +137,7 @@ class Loader::Impl {
     changed_.notify_all();
   }
 
-  const std::shared_ptr<const Dataset> dataset_;
+  const std::shared_ptr<const TokenSamples> dataset_;
   const LoaderOptions options_;
   std::mutex mutex_;
   std::condition_variable_any changed_;
@@ -144,7 +146,7 @@ class Loader::Impl {
   std::jthread thread_;  // last: stops and joins before what it uses goes
 };
 
-Loader::Loader(std::shared_ptr<const Dataset> dataset, const LoaderOptions& options) {
+Loader::Loader(std::shared_ptr<const TokenSamples> dataset, const LoaderOptions& options) {
   check_options(*dataset, options);
   impl_ = std::make_unique<Impl>(std::move(dataset), options);
 }

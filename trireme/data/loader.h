@@ -1,16 +1,20 @@
 #pragma once
 // Batches for one data-parallel rank, prepared by a background thread a few steps ahead.
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <vector>
 
 #include "trireme/data/batch.h"
-#include "trireme/data/dataset.h"
 #include "trireme/data/sampler.h"
+#include "trireme/data/token_samples.h"
 
 namespace trireme::data {
 
 struct LoaderOptions {
-  SamplerOptions sampler;
+  SamplerOptions sampler = {};
+  /// Which samples stand at positions [begin, begin + count), instead of what `sampler` says; empty: that.
+  std::function<std::vector<int64_t>(int64_t begin, int64_t count)> order = {};
   int64_t global_batch = 0;
   int64_t micro_batch = 0;
   int64_t dp_rank = 0;
@@ -24,9 +28,9 @@ struct LoaderOptions {
 /// Yields global_batch / dp_size / micro_batch micro-batches per step, for ever.
 class Loader {
  public:
-  /// Starts the background thread. Throws DataError when the dataset has no sample, and LogicError for
-  /// options that do not fit each other or the dataset.
-  Loader(std::shared_ptr<const Dataset> dataset, const LoaderOptions& options);
+  /// Starts the background thread. Throws DataError when there is no sample, and LogicError for options that
+  /// do not fit each other or the samples.
+  Loader(std::shared_ptr<const TokenSamples> dataset, const LoaderOptions& options);
   /// Stops the thread and waits for it.
   ~Loader();
   /// The next micro-batch of this rank: inputs and targets (micro_batch, seq_len) int64 on the CPU, pinned

@@ -8,7 +8,7 @@
 
 #include "trireme/base/error.h"
 #include "trireme/base/log.h"
-#include "trireme/base/text.h"
+#include "trireme/base/program_path.h"
 #include "trireme/controller/remote_program.h"
 #include "trireme/gt/workers.h"
 #include "trireme/launch/child.h"
@@ -25,20 +25,8 @@ using trireme::controller::RemoteProgram;
 
 namespace {
 
-/// The trireme program: the one that was named, the one beside this program, or in PATH.
 std::string trireme_program(const Options& options, const Environment& environment) {
-  std::vector<std::filesystem::path> places;
-  if (!options.command.empty()) places.emplace_back(options.command);
-  std::error_code error;
-  const std::filesystem::path self = std::filesystem::read_symlink("/proc/self/exe", error);
-  if (options.command.empty() && !error) places.push_back(self.parent_path() / "trireme");
-  for (const std::string& folder : trireme::split(environment.get("PATH").value_or(""), ':')) {
-    if (options.command.empty()) places.push_back(std::filesystem::path(folder) / "trireme");
-  }
-  for (const std::filesystem::path& place : places) {
-    if (std::filesystem::is_regular_file(place, error) && ::access(place.c_str(), X_OK) == 0)
-      return place.string();
-  }
+  if (const auto found = trireme::find_trireme(options.command, environment)) return *found;
   throw EnvironmentError(
       "[gt.workers] no program 'trireme' {}; set TRIREME_COMMAND to where it is, or start "
       "'trireme serve' by hand and call gt::connect()",

@@ -69,12 +69,16 @@ struct ModelConfig {
   VisionConfig vision = {};  ///< counts instead of what is above where `family` reads images
 };
 
+/// The value of data.path that stands for the data of a program of one's own.
+inline constexpr const char* kProgramData = "program";
+
 /// The value of data.tokenizer with which each byte of text is a token.
 inline constexpr const char* kByteTokenizer = "byte";
 
 struct DataConfig {
   DataKind kind = DataKind::kAuto;
-  /// A file or folder; "builtin": the C++ headers of libtorch, or digits drawn from the system's fonts.
+  /// A file or folder; "builtin": the C++ headers of libtorch, or digits drawn from the system's fonts;
+  /// "program": what the program that trains has (train/program.h).
   std::string path = "builtin";
   std::string tokenizer = kByteTokenizer;  ///< or the path of a file or folder
   DataFormat format = DataFormat::kText;
@@ -103,6 +107,7 @@ struct TrainConfig {
   int64_t val_batches = 16;   ///< global batches per validation; 0: no validation
   int64_t early_stop = 0;     ///< validations no better than the best before that end a run; 0: none do
   double early_stop_min_delta = 0.0;  ///< by how much a validation loss must be lower to be better
+  std::string monitor = "";           ///< what else than the loss tells which validation is better
   int64_t fast_dev_run = 0;           ///< steps of a run that tries everything once; 0: a real run
   int64_t log_every = 10;
   int64_t sample_tokens = 0;  ///< length of the text generated at the end; 0: none

@@ -49,7 +49,7 @@ class Checker {
   }
 
   void check_vocabulary() const {
-    if (config_.data.kind == DataKind::kImages) return;
+    if (config_.data.kind == DataKind::kImages || config_.data.path == kProgramData) return;
     if (config_.data.tokenizer != kByteTokenizer || model_.vocab_size >= 256) return;
     throw ConfigError(
         "[plan.config] {} is too small for {}, which makes 256 tokens; set model.vocab_size to 256 or more",
@@ -308,6 +308,13 @@ class Checker {
   /// A loss that is to end a run must be measured in its course.
   void check_early_stop() const {
     const TrainConfig& train = config_.train;
+    if (!train.monitor.empty() && train.early_stop == 0 && !config_.checkpoint.best) {
+      throw ConfigError(
+          "[plan.config] {} has no effect without train.early_stop or checkpoint.best; set one of them or "
+          "remove "
+          "it",
+          said("train.monitor", train.monitor));
+    }
     if (train.early_stop == 0) {
       if (train.early_stop_min_delta == 0.0) return;
       throw ConfigError("[plan.config] {} has no effect without train.early_stop; set that or remove it",

@@ -186,7 +186,7 @@ void add_data(Table& table, DataConfig& data) {
   table.push_back(text(
       "data.path", data.path,
       "text file, JSON Lines (FILE.jsonl#FIELD), or folder of text or images; builtin: the C++ headers of "
-      "libtorch, or digits drawn from this system's fonts"));
+      "libtorch, or digits drawn from this system's fonts; program: what a program of yours has"));
   table.push_back(text("data.tokenizer", data.tokenizer,
                        "byte, or how text is turned into tokens otherwise: a tokenizer.json, a SentencePiece "
                        ".model, a published .tiktoken, or a folder with tokenizer.json, tokenizer.model, or "
@@ -249,6 +249,10 @@ void add_train(Table& table, TrainConfig& train) {
   table.push_back(
       number("train.early_stop_min_delta", train.early_stop_min_delta, 0,
              "train.early_stop: by how much a loss must be lower than the last one that counted"));
+  table.push_back(text("train.monitor", train.monitor,
+                       "what train.early_stop and checkpoint.best compare: loss, top1, top5, loss/NAME of a "
+                       "validation set, or a metric of your program; empty: loss, and top1 for "
+                       "checkpoint.best of images"));
   table.push_back(
       number("train.fast_dev_run", train.fast_dev_run, 0,
              "try the whole way in so many steps: training, validation, saving, resuming, sampling; "

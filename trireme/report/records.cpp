@@ -25,6 +25,17 @@ std::string dump(const OrderedJson& json) {
   return json.dump(-1, ' ', false, OrderedJson::error_handler_t::replace);
 }
 
+OrderedJson early_end_json(const EarlyEnd& end) {
+  if (!end.reason.empty()) return {{"step", end.step}, {"reason", end.reason}};
+  OrderedJson json = {{"step", end.step},
+                      {"best_step", end.best_step},
+                      {"best_val_" + end.metric, number(end.best_value)},
+                      {"validations", end.validations}};
+  if (end.metric != "loss") json["monitor"] = end.metric;
+  if (end.higher_is_better) json["higher_is_better"] = true;
+  return json;
+}
+
 }  // namespace
 
 std::string to_json_line(const StepRecord& record) {
@@ -50,6 +61,7 @@ std::string to_json_line(const StepRecord& record) {
   if (record.val_loss) json["val_loss"] = number(*record.val_loss);
   if (record.val_top1) json["val_top1"] = number(*record.val_top1);
   if (record.val_top5) json["val_top5"] = number(*record.val_top5);
+  for (const auto& [name, value] : record.val_metrics) json["val_" + name] = number(value);
   return dump(json);
 }
 
@@ -60,6 +72,7 @@ std::string to_json_line(const RunSummary& summary) {
   json["final_val_loss"] = number(summary.final_val_loss);
   if (summary.final_val_top1) json["final_val_top1"] = number(*summary.final_val_top1);
   if (summary.final_val_top5) json["final_val_top5"] = number(*summary.final_val_top5);
+  for (const auto& [name, value] : summary.final_val_metrics) json["final_val_" + name] = number(value);
   const bool timed = summary.steps_per_s > 0.0;
   json["tokens_per_s"] = timed ? number(summary.tokens_per_s) : OrderedJson();
   json["steps_per_s"] = timed ? number(summary.steps_per_s) : OrderedJson();
@@ -102,12 +115,7 @@ std::string to_json_line(const RunSummary& summary) {
                            {"late", summary.checkpoints_late},
                            {"failed", summary.checkpoints_failed}};
   }
-  if (const std::optional<EarlyEnd>& end = summary.early_end) {
-    json["early_stop"] = {{"step", end->step},
-                          {"best_step", end->best_step},
-                          {"best_val_loss", number(end->best_val_loss)},
-                          {"validations", end->validations}};
-  }
+  if (summary.early_end) json["early_stop"] = early_end_json(*summary.early_end);
   json["stop_signal"] = summary.stop_signal == 0 ? OrderedJson() : OrderedJson(summary.stop_signal);
   return dump(json);
 }

@@ -125,10 +125,14 @@ RunSummary read_summary(const Json& json) {
   summary.stop_signal = static_cast<int>(integer_at(json, "stop_signal"));
   if (json.contains("early_stop")) {
     const Json end = object_at(json, "early_stop");
+    const std::string monitor = string_at(end, "monitor"), metric = monitor.empty() ? "loss" : monitor;
     summary.early_end = {.step = integer_at(end, "step"),
                          .best_step = integer_at(end, "best_step"),
-                         .best_val_loss = number_at(end, "best_val_loss"),
-                         .validations = integer_at(end, "validations")};
+                         .best_value = number_at(end, ("best_val_" + metric).c_str()),
+                         .validations = integer_at(end, "validations"),
+                         .metric = metric,
+                         .higher_is_better = end.contains("higher_is_better"),
+                         .reason = string_at(end, "reason")};
   }
   return summary;
 }

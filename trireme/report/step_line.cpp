@@ -47,10 +47,12 @@ const char* rate_unit(bool reads_images) {
 }
 
 /// "  val 0.0512 (98.6%)": the loss, and of images the share that was right.
-std::string validation_text(const std::optional<double>& loss, const std::optional<double>& top1) {
+std::string validation_text(const std::optional<double>& loss, const std::optional<double>& top1,
+                            const std::map<std::string, double>& metrics) {
   if (!loss) return {};
   std::string text = "  val " + loss_text(*loss);
   if (top1) text += fmt::format(" ({:.1f}%)", 100.0 * *top1);
+  for (const auto& [name, value] : metrics) text += fmt::format(" {} {}", name, loss_text(value));
   return text;
 }
 
@@ -111,14 +113,16 @@ std::string step_line(const StepRecord& record, const ConsoleOptions& options, s
   if (eta_s && *eta_s > 0.0) add(2, "  eta " + format_eta(*eta_s));
   if (record.loss_scale) add(5, fmt::format("  scale {:g}", *record.loss_scale));
   if (record.skipped) add(0, " (skipped)");
-  return line + validation_text(record.val_loss, record.val_top1);
+  return line + validation_text(record.val_loss, record.val_top1, record.val_metrics);
 }
 
 std::string early_end_text(const EarlyEnd& end) {
-  const std::string what = end.best_val_loss
-                               ? fmt::format("the validation loss was {} after step {}, and no lower in the",
-                                             loss_text(*end.best_val_loss), end.best_step)
-                               : std::string("the validation loss was not finite in the");
+  if (!end.reason.empty()) return fmt::format("ended after step {}: {}", end.step, end.reason);
+  const std::string what =
+      end.best_value
+          ? fmt::format("the validation {} was {} after step {}, and no {} in the", end.metric,
+                        loss_text(*end.best_value), end.best_step, end.higher_is_better ? "higher" : "lower")
+          : fmt::format("the validation {} was not finite in the", end.metric);
   return fmt::format("ended after step {}: {} {} validation{} since (train.early_stop)", end.step, what,
                      end.validations, end.validations == 1 ? "" : "s");
 }
@@ -130,7 +134,7 @@ std::string done_line(const RunSummary& summary, int64_t total_steps, bool reads
                          : fmt::format("interrupted by {} after step {} of {}, in {}",
                                        signal_name(summary.stop_signal), summary.steps, total_steps, time);
   line += "  loss " + loss_text(summary.final_loss);
-  line += validation_text(summary.final_val_loss, summary.final_val_top1);
+  line += validation_text(summary.final_val_loss, summary.final_val_top1, summary.final_val_metrics);
   line += fmt::format("  {} {}  peak {}", rate_text(summary.tokens_per_s), rate_unit(reads_images),
                       format_bytes(static_cast<double>(summary.peak_bytes)));
   if (!summary.weights_digest.empty()) {

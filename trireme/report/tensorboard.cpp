@@ -5,6 +5,7 @@
 
 #include <cerrno>
 #include <ctime>
+#include <list>
 #include <optional>
 #include <protozero/pbf_writer.hpp>
 #include <span>
@@ -134,6 +135,9 @@ class TensorboardSink final : public Sink {
     if (step.val_loss) scalars.emplace_back("val_loss", *step.val_loss);
     if (step.val_top1) scalars.emplace_back("val_top1", *step.val_top1);
     if (step.val_top5) scalars.emplace_back("val_top5", *step.val_top5);
+    std::list<std::string> names;  // of which scalars keep no copies
+    for (const auto& [name, value] : step.val_metrics)
+      scalars.emplace_back(names.emplace_back("val_" + name), value);
     file_->append(scalars_event(step.step, scalars));
   }
 

@@ -12,10 +12,7 @@
 namespace trireme::train {
 namespace {
 
-/// The larger, the better.
-double score_of(const Validation& found) {
-  return found.top1.value_or(-found.loss);
-}
+constexpr const char* kMonitorNote = "monitor";
 
 /// Throws DataError when the note is none of ours.
 template <typename Number>
@@ -32,8 +29,8 @@ Number number_in(const parallel::Notes& notes, const char* key, const std::strin
 
 }  // namespace
 
-BestWeights::BestWeights(std::string path, int64_t done, const comm::Mesh& mesh)
-    : path_(std::move(path)), is_root_(mesh.world->rank() == 0) {
+BestWeights::BestWeights(std::string path, int64_t done, const comm::Mesh& mesh, Monitor monitor)
+    : path_(std::move(path)), monitor_(std::move(monitor)), is_root_(mesh.world->rank() == 0) {
   if (done == 0) return;
   double step = 0.0, score = 0.0;
   if (is_root_ && std::filesystem::exists(path_)) {
@@ -41,7 +38,10 @@ BestWeights::BestWeights(std::string path, int64_t done, const comm::Mesh& mesh)
       const parallel::Notes notes = parallel::read_notes(path_);
       score = number_in<double>(notes, "score", path_);
       const auto noted = number_in<int64_t>(notes, "step", path_);
-      step = std::isfinite(score) && noted <= done ? static_cast<double>(noted) : 0.0;
+      // Weights that were the best by another metric are replaced; files of old versions do not name theirs.
+      const auto by = notes.find(kMonitorNote);
+      const bool comparable = std::isfinite(score) && (by == notes.end() || by->second == monitor_.metric);
+      step = comparable && noted <= done ? static_cast<double>(noted) : 0.0;
       if (noted > done) put_aside(noted, done);
     } catch (const Error& error) {
       log_warning("the best weights so far are unknown: {}; the next validation replaces them", error.what());
@@ -69,11 +69,12 @@ void BestWeights::put_aside(int64_t step, int64_t done) const {
 }
 
 void BestWeights::keep(int64_t step, const Validation& found, TrainedModel& model) {
-  const double score = score_of(found);
+  const double score = monitor_.score_of(found);
   if (!std::isfinite(score) || (score_ && score <= *score_)) return;
   try {
     model.save_weights(path_, {{"step", fmt::format("{}", step)},
                                {"score", fmt::format("{}", score)},
+                               {kMonitorNote, monitor_.metric},
                                {"val_loss", fmt::format("{}", found.loss)}});
   } catch (const EnvironmentError& error) {
     if (is_root_) log_warning("the best weights so far are not saved: {}; training continues", error.what());

@@ -5,8 +5,8 @@
 #include <string>
 
 #include "trireme/comm/mesh.h"
+#include "trireme/train/monitor.h"
 #include "trireme/train/trained_model.h"
-#include "trireme/train/validate.h"
 
 namespace trireme::train {
 
@@ -14,11 +14,11 @@ class BestWeights {
  public:
   /// `path` is rank 0's. A run that goes on after step `done` (0: it begins) goes on from the file that is
   /// there, unless its weights are of a later step: that one is made again, so the file is put aside
-  /// (aside()) until there is another. Collective.
-  BestWeights(std::string path, int64_t done, const comm::Mesh& mesh);
+  /// (aside()) until there is another. `monitor` tells what is better. Collective.
+  BestWeights(std::string path, int64_t done, const comm::Mesh& mesh, Monitor monitor = {});
 
-  /// Writes the weights as they are now when `found` is better than all before: more images right, or where
-  /// there are none a smaller loss. A disk that fails is a warning. Collective.
+  /// Writes the weights as they are now when `found` is better than all before. A disk that fails is a
+  /// warning. Collective.
   void keep(int64_t step, const Validation& found, TrainedModel& model);
 
   /// The step of the weights in the file; 0: there is no file.
@@ -32,6 +32,7 @@ class BestWeights {
   void put_aside(int64_t step, int64_t done) const;
 
   std::string path_;
+  Monitor monitor_;
   bool is_root_;
   int64_t step_ = 0;
   std::optional<double> score_;

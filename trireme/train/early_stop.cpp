@@ -8,10 +8,13 @@
 
 namespace trireme::train {
 
-void EarlyStop::see(int64_t step, double val_loss) {
+void EarlyStop::see(int64_t step, double value) {
   step_ = step;
-  if (std::isfinite(val_loss) && (!best_ || val_loss < *best_ - min_delta_)) {
-    best_ = val_loss;
+  const auto better = [this, value] {
+    return higher_is_better_ ? value > *best_ + min_delta_ : value < *best_ - min_delta_;
+  };
+  if (std::isfinite(value) && (!best_ || better())) {
+    best_ = value;
     best_step_ = step;
     no_better_ = 0;
   } else {
@@ -21,17 +24,25 @@ void EarlyStop::see(int64_t step, double val_loss) {
 
 std::optional<EarlyEnd> EarlyStop::end() const {
   if (!is_on() || no_better_ < patience_) return std::nullopt;
-  return EarlyEnd{.step = step_, .best_step = best_step_, .best_val_loss = best_, .validations = no_better_};
+  return EarlyEnd{.step = step_,
+                  .best_step = best_step_,
+                  .best_value = best_,
+                  .validations = no_better_,
+                  .metric = metric_,
+                  .higher_is_better = higher_is_better_};
 }
 
 nlohmann::json EarlyStop::state() const {
-  return {{"best", best_ ? nlohmann::json(*best_) : nlohmann::json()},
+  return {{"metric", metric_},
+          {"best", best_ ? nlohmann::json(*best_) : nlohmann::json()},
           {"best_step", best_step_},
           {"step", step_},
           {"no_better", no_better_}};
 }
 
 void EarlyStop::restore(const nlohmann::json& state, const std::string& path) {
+  // A checkpoint of an old version knows the loss alone.
+  if (state.value("metric", std::string("loss")) != metric_) return;
   const nlohmann::json& best = checkpoint::value_of(state, "best", path);
   if (!best.is_null() && !best.is_number()) checkpoint::fail_json(path, "'best' of early_stop is no number");
   best_ = best.is_null() ? std::nullopt : std::optional(best.get<double>());

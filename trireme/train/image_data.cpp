@@ -226,6 +226,7 @@ std::shared_ptr<const RunData> open_images(const TrainOptions& run, const data::
 }
 
 std::shared_ptr<const RunData> open_run_data(const TrainOptions& run, const data::OnProgress& on_progress) {
+  if (run.config.data.path == plan::kProgramData) return open_program_data(run);
   return plan::reads_images(run.config.model.family) ? open_images(run, on_progress)
                                                      : open_text(run, on_progress);
 }

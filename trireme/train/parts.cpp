@@ -16,6 +16,7 @@
 #include "trireme/plan/presets.h"
 #include "trireme/plan/tensor_split.h"
 #include "trireme/train/engine_options.h"
+#include "trireme/train/monitor.h"
 #include "trireme/train/prepare.h"
 
 namespace trireme::train {
@@ -31,8 +32,28 @@ bool can_record(const plan::Config& config, const comm::World& world) {
   return obstacle.empty();
 }
 
+namespace {
+
+const Program& program_of(const TrainOptions& run) {
+  static const Program kNone;
+  return run.program != nullptr ? *run.program : kNone;
+}
+
+/// Checked before data is prepared, which may take long.
+const TrainOptions& checked(const TrainOptions& run) {
+  check_program(program_of(run), run.config);
+  return run;
+}
+
+EarlyStop early_stop_of(const plan::Config& config, const RunData& data, const Program& program) {
+  const Monitor monitor = monitor_of(config, data, program.metrics, "loss");
+  return EarlyStop(config.train, monitor.metric, monitor.higher_is_better);
+}
+
+}  // namespace
+
 Parts::Parts(const TrainOptions& run, std::shared_ptr<comm::World> joined, bool records)
-    : options(run),
+    : options(checked(run)),
       config(run.config),
       world(std::move(joined)),
       mesh(comm::make_mesh(world, plan::MeshShape::fit(config.parallel, world->size()))),
@@ -43,15 +64,17 @@ Parts::Parts(const TrainOptions& run, std::shared_ptr<comm::World> joined, bool 
       data(prepare_data(run, mesh)),
       runs_on(begins_running_on(config)),
       validates(config.train.val_batches > 0 && data->val_samples() > 0),
-      early_stop(config.train),
+      program(program_of(run)),
+      early_stop(early_stop_of(config, *data, program)),
       records_passes(records) {
   check_early_stop();
+  check_sample();
   at::manual_seed(
       static_cast<uint64_t>(config.seed + world->rank()));  // dropout; weights have their own source
   run_on(runs_on);
   if (is_root()) warn_of_data();
   open_feed(0);
-  model = make_trained_model({config, facts, held, batch, mesh, records_passes});
+  model = make_trained_model({config, facts, held, batch, mesh, records_passes, &program.metrics});
 }
 
 void Parts::run_on(bool over_epochs) {
@@ -71,8 +94,16 @@ void Parts::warn_of_data() const {
 void Parts::check_early_stop() const {
   if (!early_stop.is_on() || validates) return;
   const std::string why = data->why_no_validation();
-  throw ConfigError("[train.early_stop] train.early_stop={} ends a run by its validation loss, but {}",
+  throw ConfigError("[train.early_stop] train.early_stop={} ends a run by its validations, but {}",
                     config.train.early_stop, why.empty() ? "nothing is held out to validate on" : why);
+}
+
+/// Images make no text, which the config knows; data of a program may be tokens of no text.
+void Parts::check_sample() const {
+  if (config.train.sample_tokens == 0 || data->tokenizer() != nullptr) return;
+  throw ConfigError(
+      "[train.sample] train.sample_tokens={} asks for a text, but the data has no tokenizer; set it to 0",
+      config.train.sample_tokens);
 }
 
 FeedOptions Parts::feed_options() const {

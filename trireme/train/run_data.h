@@ -110,5 +110,6 @@ std::shared_ptr<const RunData> open_run_data(const TrainOptions& run, const data
 // One for each kind of data.
 std::shared_ptr<const RunData> open_text(const TrainOptions& run, const data::OnProgress& on_progress);
 std::shared_ptr<const RunData> open_images(const TrainOptions& run, const data::OnProgress& on_progress);
+std::shared_ptr<const RunData> open_program_data(const TrainOptions& run);
 
 }  // namespace trireme::train

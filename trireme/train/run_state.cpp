@@ -151,6 +151,47 @@ void check_base(const Parts& parts, const Json& run, const std::string& path) {
       parts.base_digest, parts.config.precision.compute);
 }
 
+/// Neither states nor reasons need be text.
+std::string hex_of(const std::string& bytes) {
+  return to_hex(bytes.data(), bytes.size());
+}
+
+std::string text_in_hex(const Json& json, const std::string& path) {
+  const std::optional<std::string> text = json.is_string() ? from_hex(json.get<std::string>()) : std::nullopt;
+  if (!text) checkpoint::fail_json(path, "what it says of callbacks is not hexadecimal");
+  return *text;
+}
+
+Json callbacks_to_json(const Parts& parts) {
+  Json states = Json::array();
+  for (const auto& callback : parts.program.callbacks) states.push_back(hex_of(callback->state()));
+  return {{"states", states},
+          {"told_at", parts.callbacks.told_at},
+          {"end_reason", hex_of(parts.callbacks.end_reason)}};
+}
+
+/// By their order, since they have no names.
+void restore_callbacks(Parts& parts, const Json& run, const std::string& path) {
+  const auto found = run.find("callbacks");
+  if (found == run.end()) return;  // the checkpoint is of an old version
+  const Program& program = parts.program;
+  const Json& states = checkpoint::value_of(*found, "states", path);
+  const bool any = std::ranges::any_of(states, [](const Json& state) { return state != ""; });
+  if (any && states.size() != program.callbacks.size()) {
+    throw ConfigError(
+        "[train.resume] {} was written by a program with {} callbacks, but this one has {}; use the program "
+        "that "
+        "wrote it, or start a new run",
+        path, states.size(), program.callbacks.size());
+  }
+  for (size_t i = 0; any && i < program.callbacks.size(); ++i) {
+    program.callbacks[i]->restore(text_in_hex(states[i], path));
+  }
+  if (program.callbacks.empty()) return;
+  parts.callbacks = {.told_at = checkpoint::count_of(*found, "told_at", path),
+                     .end_reason = text_in_hex(checkpoint::value_of(*found, "end_reason", path), path)};
+}
+
 std::string hex_of(const at::Tensor& bytes) {
   return to_hex(bytes.const_data_ptr<uint8_t>(), static_cast<size_t>(bytes.numel()));
 }
@@ -283,6 +324,7 @@ std::string run_state(const Parts& parts, const precision::LossScaler& scaler, c
               {"mesh", parts.mesh.shape.to_string()},
               {"policy", plan::resolve_policy(config.parallel, parts.mesh.shape).label()},
               {"loss_scaler", to_json(scaler.state())},
+              {"callbacks", callbacks_to_json(parts)},
               {"early_stop", early_stop.is_on() ? early_stop.state() : Json()},
               {"fp8_history", history != nullptr ? to_json(*history) : Json::array()},
               {"base", parts.base_digest},
@@ -348,6 +390,7 @@ void SavedRun::restore(Parts& parts, precision::LossScaler& scaler) const {
   // None: it was off, or the checkpoint is of an old version.
   if (const auto early_stop = run().find("early_stop"); early_stop != run().end() && !early_stop->is_null())
     parts.early_stop.restore(*early_stop, path_);
+  restore_callbacks(parts, run(), path_);
   restore_random(parts, document_, step(), path_);
   restore_history(parts, run(), path_);
 }

@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 
+#include "trireme/base/error.h"
 #include "trireme/nn/loss.h"
 #include "trireme/nn/top_k.h"
 #include "trireme/parallel/tensor_joint.h"
@@ -22,11 +23,26 @@ Scores score_images(const at::Tensor& logits, const at::Tensor& targets) {
           .top5 = number(nn::top_k_hits(logits, targets, 5))};
 }
 
-TrainedModel::TrainedModel(const ModelSetup& setup) : all_ranks_(setup.mesh.all) {
+TrainedModel::TrainedModel(const ModelSetup& setup)
+    : metrics_(setup.metrics != nullptr ? *setup.metrics : std::vector<Metric>()),
+      all_ranks_(setup.mesh.all) {
   const plan::Fp8Config& fp8 = setup.config.precision.fp8;
   if (fp8.recipe == plan::Fp8::kOff || fp8.scales != plan::Fp8Scales::kDelayed) return;
   fp8_history_ =
       std::make_unique<nn::Fp8History>(setup.config.model.n_layers, fp8.history, setup.mesh.world->device());
+}
+
+std::vector<double> TrainedModel::own_sums(const at::Tensor& logits, const at::Tensor& targets) const {
+  std::vector<double> all;
+  for (const Metric& metric : metrics_) {
+    const std::vector<double> sums = metric.add(logits, targets);
+    if (std::ssize(sums) != metric.sums) {
+      throw ConfigError("[train.program] add() of the metric '{}' has given {} sums instead of {}",
+                        metric.name, sums.size(), metric.sums);
+    }
+    all.insert(all.end(), sums.begin(), sums.end());
+  }
+  return all;
 }
 
 /// Ranks of a pipeline have seen nothing of the blocks of others.

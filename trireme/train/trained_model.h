@@ -3,6 +3,7 @@
 // (whole_model.h) or some stages of a pipeline (staged_model.h).
 #include <ATen/core/Tensor.h>
 
+#include <algorithm>
 #include <functional>
 #include <map>
 #include <memory>
@@ -23,6 +24,7 @@
 #include "trireme/plan/model_facts.h"
 #include "trireme/plan/pipeline_report.h"
 #include "trireme/train/generate.h"
+#include "trireme/train/program.h"
 
 namespace trireme::train {
 
@@ -33,19 +35,23 @@ struct ModelSetup {
   const plan::ModelFacts& held;   ///< of what this rank has of it
   const plan::BatchPlan& batch;
   const comm::Mesh& mesh;
-  bool records_passes = false;  ///< as can_record() said
+  bool records_passes = false;                   ///< as can_record() said
+  const std::vector<Metric>* metrics = nullptr;  ///< of the program; null: none
 };
 
 /// Sums over rows.
 struct Scores {
   double rows = 0.0, loss = 0.0;
   double top1 = 0.0, top5 = 0.0;  ///< images whose label is the likeliest class, one of the five likeliest
+  std::vector<double> own = {};   ///< those of the program's metrics, one after the other; empty: no rows yet
 
   Scores& operator+=(const Scores& other) {
     rows += other.rows;
     loss += other.loss;
     top1 += other.top1;
     top5 += other.top5;
+    own.resize(std::max(own.size(), other.own.size()));
+    for (size_t i = 0; i < other.own.size(); ++i) own[i] += other.own[i];
     return *this;
   }
 };
@@ -140,6 +146,8 @@ class TrainedModel {
   /// What this rank adds to the scores of all rows that count. Without dropout and gradients. `guesses`, if
   /// there are any, get the rows of images.
   virtual Scores evaluate(const std::vector<data::Batch>& batches, Guesses* guesses) = 0;
+  /// That the scores are counted for beside the loss.
+  const std::vector<Metric>& metrics() const { return metrics_; }
   /// The tokens that follow `prompt`, the same on every rank.
   virtual std::vector<int32_t> generate(std::vector<int32_t> prompt, const SamplingOptions& options) = 0;
   void average_parameters();
@@ -168,10 +176,13 @@ class TrainedModel {
  protected:
   explicit TrainedModel(const ModelSetup& setup);
   std::vector<Part> parts_;
+  /// What a batch adds to the sums of metrics().
+  std::vector<double> own_sums(const at::Tensor& logits, const at::Tensor& targets) const;
 
  private:
   void end_fp8_step();
 
+  std::vector<Metric> metrics_;
   std::shared_ptr<comm::Group> all_ranks_;
   std::unique_ptr<nn::Fp8History> fp8_history_;
 };

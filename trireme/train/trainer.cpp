@@ -191,7 +191,7 @@ void Trainer::begin_records() {
   checkpoints_.take_over();
   const bool recorded = records_.begin();
   const bool is_lost = resumed_.record && !comm::any_rank(*parts_.mesh.all, parts_.is_root() && recorded);
-  if (!is_lost) return validations_.catch_up(resumed_.step);
+  if (!is_lost) return validations_.catch_up(resumed_.record.value_or(StepRecord{.step = resumed_.step}));
   complete(*resumed_.record, resumed_.step == agenda_.last_step());
 }
 
@@ -212,6 +212,7 @@ StepRecord Trainer::settle_oldest() {
   agenda_.stop(totals.stop_signal);
   RunSummary& summary = records_.summary();
   if (record.step == agenda_.first_step()) summary.seconds_to_first_step = began_.seconds();
+  for (const auto& callback : parts_.program.callbacks) callback->on_step(record);
   if (config_.parallel.pp > 1)
     summary.peak_bytes_by_pp_rank.assign(totals.peak_by_pp_rank.begin(), totals.peak_by_pp_rank.end());
   return record;
@@ -272,7 +273,7 @@ TrainResult Trainer::finish() {
   if (config_.train.sample_tokens > 0 && !agenda_.is_stopped()) summary.sample = sample();
   agenda_.stop(signal_of_any_rank(options_, parts_.mesh));
   summary.stop_signal = agenda_.stop_signal();
-  if (agenda_.ends_now()) summary.early_end = parts_.early_stop.end();
+  if (agenda_.ends_now()) summary.early_end = validations_.end();
   checkpoints_.finish();  // where the last step could not be saved, one before it may be under way
   summary.checkpoints = checkpoints_.written();
   summary.checkpoints_late = checkpoints_.late();

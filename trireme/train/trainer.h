@@ -15,6 +15,8 @@
 
 namespace trireme::train {
 
+struct Program;
+
 struct TrainOptions {
   plan::Config config;            ///< complete and checked (plan::load)
   std::string cache_dir;          ///< for token shards
@@ -45,6 +47,8 @@ struct TrainOptions {
   /// tell, such as a stop signal, then takes effect a step later, on all ranks alike. Ignored where the loss
   /// is scaled dynamically: whether a step is applied is decided from its totals.
   std::optional<bool> run_ahead = {};
+  /// Data, metrics and callbacks of a program of one's own; it must outlive the run. Null: none.
+  const Program* program = nullptr;
 };
 
 struct TrainResult {

@@ -8,12 +8,37 @@
 namespace trireme::train {
 namespace {
 
-Scores sum_over_ranks(const Scores& mine, const comm::Mesh& mesh) {
+/// `own`: how many sums the metrics of the program have.
+Scores sum_over_ranks(const Scores& mine, size_t own, const comm::Mesh& mesh) {
+  std::vector<double> told = {mine.rows, mine.loss, mine.top1, mine.top5};
+  const auto common = std::ssize(told);
+  told.insert(told.end(), mine.own.begin(), mine.own.end());
+  told.resize(static_cast<size_t>(common) + own);  // of a rank without rows
   Scores all;
-  for (const std::vector<double>& rank :
-       comm::gather_scalars(*mesh.all, {mine.rows, mine.loss, mine.top1, mine.top5}))
-    all += {.rows = rank[0], .loss = rank[1], .top1 = rank[2], .top5 = rank[3]};
+  for (const std::vector<double>& rank : comm::gather_scalars(*mesh.all, told))
+    all += {.rows = rank[0],
+            .loss = rank[1],
+            .top1 = rank[2],
+            .top5 = rank[3],
+            .own = {rank.begin() + common, rank.end()}};
   return all;
+}
+
+/// The metrics, each of its part of the sums.
+std::map<std::string, double> values_of(const std::vector<Metric>& metrics, const std::vector<double>& sums) {
+  std::map<std::string, double> values;
+  auto begin = sums.begin();
+  for (const Metric& metric : metrics) {
+    values[metric.name] = value_of(metric, {begin, begin + metric.sums});
+    begin += metric.sums;
+  }
+  return values;
+}
+
+size_t count_sums(const std::vector<Metric>& metrics) {
+  int64_t count = 0;
+  for (const Metric& metric : metrics) count += metric.sums;
+  return static_cast<size_t>(count);
 }
 
 }  // namespace
@@ -33,8 +58,9 @@ std::optional<Validation> validate(TrainedModel& model, const RunData& data, int
     for (int64_t i = 0; i < at_once; ++i) round.push_back(feed.next());
     mine += model.evaluate(round, guesses);
   }
-  const Scores all = sum_over_ranks(mine, mesh);
-  Validation found{.loss = all.loss / all.rows, .top1 = {}, .top5 = {}};
+  const Scores all = sum_over_ranks(mine, count_sums(model.metrics()), mesh);
+  Validation found{
+      .loss = all.loss / all.rows, .top1 = {}, .top5 = {}, .metrics = values_of(model.metrics(), all.own)};
   if (!data.has_labels()) return found;
   found.top1 = all.top1 / all.rows;
   found.top5 = all.top5 / all.rows;

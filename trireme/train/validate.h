@@ -2,7 +2,9 @@
 // Loss, and of images accuracy, on held-out samples: exact whatever the number of ranks.
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <optional>
+#include <string>
 
 #include "trireme/train/run_data.h"
 #include "trireme/train/trained_model.h"
@@ -10,8 +12,9 @@
 namespace trireme::train {
 
 struct Validation {
-  double loss = 0.0;                 ///< mean, in nats per token or image
-  std::optional<double> top1, top5;  ///< shares of images; none: of text
+  double loss = 0.0;                           ///< mean, in nats per token or image
+  std::optional<double> top1, top5;            ///< shares of images; none: of text
+  std::map<std::string, double> metrics = {};  ///< of the program, by their names
 };
 
 /// Validates on at most `samples` held-out samples of `data`, each counted once, in batches as in training.

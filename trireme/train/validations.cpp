@@ -2,50 +2,87 @@
 
 #include <iterator>
 
+#include "trireme/comm/agree.h"
 #include "trireme/train/stop.h"
 
 namespace trireme::train {
+namespace {
+
+void note(const Validation& found, StepRecord& record) {
+  record.val_loss = found.loss;
+  record.val_top1 = found.top1;
+  record.val_top5 = found.top5;
+  record.val_metrics = found.metrics;
+}
+
+}  // namespace
 
 Validations::Validations(Parts& parts, Checkpointing& checkpoints, Agenda& agenda, int64_t resumed_at)
-    : parts_(parts), config_(parts.config), checkpoints_(checkpoints), agenda_(agenda) {
-  if (config_.checkpoint.best && parts.validates)
-    best_.emplace(parts.options.best_weights_path, resumed_at, parts.mesh);
+    : parts_(parts),
+      config_(parts.config),
+      checkpoints_(checkpoints),
+      agenda_(agenda),
+      monitor_(monitor_of(parts.config, *parts.data, parts.program.metrics, "loss")) {
+  if (!config_.checkpoint.best || !parts.validates) return;
+  const char* const usual = parts.data->has_labels() ? "top1" : "loss";
+  best_.emplace(parts.options.best_weights_path, resumed_at, parts.mesh,
+                monitor_of(config_, *parts.data, parts.program.metrics, usual));
 }
 
 void Validations::validate(StepRecord& record) {
   std::optional<Guesses> guesses;
-  const bool may_end = record.step == agenda_.last_step() || parts_.early_stop.is_on();
+  const bool may_end = record.step == agenda_.last_step() || parts_.validations_count();
   if (parts_.data->has_labels() && may_end) guesses.emplace(std::ssize(parts_.data->classes()));
   const std::optional<Validation> found = measure(record.step, guesses ? &*guesses : nullptr);
   if (!found) return;
-  watch(record.step, found->loss);
+  note(*found, record);
+  watch(record, *found);
   if (guesses && agenda_.ends_after(record.step)) show(*guesses, record.step);
-  record.val_loss = found->loss;
-  record.val_top1 = found->top1;
-  record.val_top5 = found->top5;
 }
 
-void Validations::catch_up(int64_t step) {
-  EarlyStop& early_stop = parts_.early_stop;
-  if (step == 0 || !early_stop.is_on()) return;
-  if (early_stop.last_seen() < step && agenda_.validates_after(step)) {
-    const std::optional<Validation> found = measure(step, nullptr);
-    if (found) early_stop.see(step, found->loss);
+void Validations::catch_up(StepRecord record) {
+  if (record.step == 0 || !parts_.validations_count()) return;
+  if (parts_.is_new_validation(record.step) && agenda_.validates_after(record.step)) {
+    if (const std::optional<Validation> found = measure(record.step, nullptr)) {
+      note(*found, record);
+      return watch(record, *found);
+    }
   }
-  end_if_due(step);
+  end_if_due(record.step);
 }
 
-void Validations::watch(int64_t step, double val_loss) {
+void Validations::watch(const StepRecord& record, const Validation& found) {
   EarlyStop& early_stop = parts_.early_stop;
-  if (!early_stop.is_on()) return;
-  if (early_stop.last_seen() < step) early_stop.see(step, val_loss);  // else a lost record is made again
-  end_if_due(step);
+  // Else a lost record is made again.
+  if (early_stop.is_on() && early_stop.last_seen() < record.step)
+    early_stop.see(record.step, monitor_.of(found));
+  tell_callbacks(record);
+  end_if_due(record.step);
+}
+
+/// Ranks may differ in what they want, but not in what they do.
+void Validations::tell_callbacks(const StepRecord& record) {
+  const auto& callbacks = parts_.program.callbacks;
+  if (callbacks.empty() || parts_.callbacks.told_at >= record.step) return;
+  parts_.callbacks.told_at = record.step;
+  std::optional<std::string> reason;
+  for (const auto& callback : callbacks) {
+    const std::optional<std::string> its = callback->on_validation(record);
+    if (its && !reason) reason = its->empty() ? "a callback of the program ended it" : *its;
+  }
+  if (!comm::any_rank(*parts_.mesh.all, reason.has_value())) return;
+  parts_.callbacks.end_reason = reason.value_or("a callback on another rank ended it");
+}
+
+std::optional<EarlyEnd> Validations::end() const {
+  const CallbackCourse& course = parts_.callbacks;
+  if (course.end_reason.empty()) return parts_.early_stop.end();
+  return EarlyEnd{.step = course.told_at, .reason = course.end_reason};
 }
 
 /// A run that has come to its last step ends anyway.
 void Validations::end_if_due(int64_t step) {
-  const EarlyStop& early_stop = parts_.early_stop;
-  if (early_stop.end() && step < agenda_.last_step()) agenda_.end_now();
+  if (end() && step < agenda_.last_step()) agenda_.end_now();
 }
 
 /// Of the weights that stand for the run, which are kept when they are the best so far.

@@ -22,16 +22,19 @@ class Validations {
   /// agenda hears of it, and of the loss that ends the run (train.early_stop). Collective.
   void validate(StepRecord& record);
 
-  /// Of a run that goes on after `step`, whose save was made before the validation that followed it: that one
-  /// is made again where train.early_stop counts it. Collective.
-  void catch_up(int64_t step);
+  /// Of a run that goes on after the step of `record`, whose save was made before the validation that
+  /// followed it: that one is made again where train.early_stop or a callback counts it. Collective.
+  void catch_up(StepRecord record);
 
   /// None: the run keeps no best weights.
   const std::optional<BestWeights>& best() const { return best_; }
+  /// How they ended the run; none: they did not.
+  std::optional<EarlyEnd> end() const;
 
  private:
   std::optional<Validation> measure(int64_t step, Guesses* guesses);
-  void watch(int64_t step, double val_loss);
+  void watch(const StepRecord& record, const Validation& found);
+  void tell_callbacks(const StepRecord& record);
   void end_if_due(int64_t step);
   void show(const Guesses& guesses, int64_t step) const;
 
@@ -40,6 +43,7 @@ class Validations {
   Checkpointing& checkpoints_;
   Agenda& agenda_;
   std::optional<BestWeights> best_;
+  Monitor monitor_;  ///< of early stopping
 };
 
 }  // namespace trireme::train

@@ -117,10 +117,12 @@ Scores WholeModel::evaluate(const std::vector<data::Batch>& batches, Guesses* gu
       const double weight = batch.weight(),
                    loss = model_->loss(inputs, targets).to(at::kDouble).item<double>();
       if (weight > 0.0) sum += {.rows = weight, .loss = weight * loss};  // a mean over no targets is NaN
-      continue;
+      if (metrics().empty()) continue;
     }
     const at::Tensor logits = model_->forward(inputs);
     if (batch.rows == 0) continue;
+    sum += {.own = own_sums(logits, targets)};
+    if (!reads_images_) continue;
     if (guesses != nullptr) guesses->add(logits, targets, batch.samples);
     sum += score_images(logits, targets);
   }

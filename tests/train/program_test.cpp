@@ -1,0 +1,315 @@
+// Data, metrics and callbacks of a program of one's own in a run: order, resume, early end, best weights.
+#include "trireme/train/program.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <mutex>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "tests/train/resume_fixture.h"
+#include "trireme/base/error.h"
+#include "trireme/comm/agree.h"
+#include "trireme/data/mixture.h"
+#include "trireme/parallel/state_file.h"
+#include "trireme/train/early_stop.h"
+
+namespace trireme::train {
+namespace {
+
+/// Sample i counts up from i; what was read is remembered.
+class CountedUp : public data::TokenSamples {
+ public:
+  CountedUp(int64_t size, int64_t seq_len) : size_(size), seq_len_(seq_len) {}
+  int64_t size() const override { return size_; }
+  int64_t seq_len() const override { return seq_len_; }
+  uint64_t digest() const override { return static_cast<uint64_t>(size_); }
+  void read(int64_t index, std::span<int64_t> tokens) const override {
+    for (size_t i = 0; i < tokens.size(); ++i) tokens[i] = (index + static_cast<int64_t>(i)) % 16;
+  }
+
+ private:
+  int64_t size_, seq_len_;
+};
+
+/// Remembers all that it hears, and ends the run at a step.
+class Listening : public Callback {
+ public:
+  explicit Listening(int64_t end_at) : end_at_(end_at) {}
+  void on_step(const StepRecord& step) override { heard_ += fmt::format("s{} ", step.step); }
+  std::optional<std::string> on_validation(const StepRecord& step) override {
+    heard_ += fmt::format("v{}={} ", step.step, *step.val_loss);
+    if (step.step < end_at_) return std::nullopt;
+    return "it has heard enough";
+  }
+  std::string state() const override { return heard_; }
+  void restore(const std::string& state) override { heard_ = state; }
+
+ private:
+  int64_t end_at_;
+  std::string heard_;
+};
+
+Metric share_of_right_tokens() {
+  return {.name = "right", .add = [](const at::Tensor& logits, const at::Tensor& targets) {
+            const double right = logits.argmax(-1).eq(targets).sum().item<double>();
+            return std::vector<double>{right, static_cast<double>(targets.numel())};
+          }};
+}
+
+/// A loss of its own, which must be that of the run; and its opposite, of which more is better.
+Metric cross_entropy_again(const std::string& name, double sign) {
+  return {.name = name,
+          .higher_is_better = sign < 0,
+          .add = [sign](const at::Tensor& logits, const at::Tensor& targets) {
+            const at::Tensor loss = at::cross_entropy_loss(logits.flatten(0, 1).to(at::kDouble),
+                                                           targets.flatten(), {}, at::Reduction::Sum);
+            return std::vector<double>{sign * loss.item<double>(), static_cast<double>(targets.numel())};
+          }};
+}
+
+std::string refusal_of(const std::function<void()>& body) {
+  try {
+    body();
+  } catch (const ConfigError& error) {
+    return error.what();
+  }
+  return {};
+}
+
+class ProgramRun : public Resume {
+ protected:
+  void SetUp() override {
+    Resume::SetUp();
+    config_.data.path = plan::kProgramData;
+    config_.model.vocab_size = 16;
+    config_.train.val_every = 2;
+  }
+
+  /// Each rank has a program of its own, as processes do.
+  TrainResult run_program(int64_t ranks, bool resume, int64_t stop_at = 0) {
+    at::set_num_threads(1);
+    recorder_ = {};
+    stop_ = 0;
+    AfterStep stopper([&](int64_t step) {
+      if (step == stop_at) stop_ = SIGTERM;
+    });
+    TrainResult result;
+    states_ = {};
+    test::run_ranks(ranks, [&](std::shared_ptr<comm::World> world) {
+      Program program = make_program();
+      TrainOptions mine = options();
+      mine.program = &program;
+      mine.sinks = {&recorder_, &stopper};
+      mine.stop_signal = world->rank() == 0 ? &stop_ : nullptr;
+      mine.checkpoint_dir = world->rank() == 0 ? checkpoints() : std::string();
+      mine.resume = resume;
+      const TrainResult outcome = train(mine, world);
+      const std::lock_guard lock(mutex_);
+      for (const auto& callback : program.callbacks) states_.insert(callback->state());
+      if (world->rank() == 0) result = outcome;
+    });
+    return result;
+  }
+
+  std::shared_ptr<const data::TokenSamples> training_samples(int64_t seq_len) const {
+    auto counted = std::make_shared<CountedUp>(samples_, seq_len);
+    if (weight_ == 0.0) return counted;
+    return std::make_shared<data::Mixture>(std::vector<data::MixedSource>{
+        {"up", 1.0, counted}, {"short", weight_, std::make_shared<CountedUp>(7, seq_len)}});
+  }
+
+  Program make_program() const {
+    Program program;
+    program.open_data = [this](const plan::Config& config) {
+      return make_run_data(config, {.train = training_samples(config.data.seq_len),
+                                    .held_out = std::make_shared<CountedUp>(24, config.data.seq_len),
+                                    .vocab_size = 16});
+    };
+    program.metrics = {share_of_right_tokens(), cross_entropy_again("again", 1.0),
+                       cross_entropy_again("minus", -1.0)};
+    if (end_at_ > 0) program.callbacks = {std::make_shared<Listening>(end_at_)};
+    return program;
+  }
+
+  int64_t samples_ = 100, end_at_ = 0;
+  double weight_ = 0.0;           ///< of a second source; 0: there is one
+  std::set<std::string> states_;  ///< of all callbacks of all ranks
+  std::mutex mutex_;
+};
+
+TEST_F(ProgramRun, OneRankAndTwoReadTheSameSamplesAndMeasureTheSame) {
+  run_program(1, false);
+  const std::vector<StepRecord> alone = recorder_.steps;
+  ASSERT_EQ(alone.size(), 12u);
+  std::filesystem::remove_all(checkpoints());
+  run_program(2, false);
+  for (size_t i = 0; i < alone.size(); ++i) {
+    const StepRecord &one = alone[i], &two = recorder_.steps[i];
+    EXPECT_NEAR(two.loss, one.loss, 1e-5 * one.loss) << one.step;
+    ASSERT_EQ(one.val_loss.has_value(), one.step % 2 == 0);
+    ASSERT_EQ(two.val_metrics.size(), one.val_metrics.size());
+    if (!one.val_loss) continue;
+    EXPECT_NEAR(two.val_metrics.at("right"), one.val_metrics.at("right"), 0.01);
+    for (const StepRecord* step : {&one, &two}) {
+      EXPECT_NEAR(step->val_metrics.at("again"), *step->val_loss, 1e-5);
+      EXPECT_EQ(step->val_metrics.at("minus"), -step->val_metrics.at("again"));
+    }
+  }
+  EXPECT_GT(alone.back().val_metrics.at("right"), 0.3);
+  EXPECT_EQ(recorder_.summary.final_val_metrics, recorder_.steps.back().val_metrics);
+}
+
+/// Two halts, at every place where the state of a callback could be lost or heard twice.
+TEST_F(ProgramRun, GoesOnExactlyWithWhatItsCallbacksKnow) {
+  end_at_ = 10;
+  const TrainResult whole = run_program(2, false);
+  ASSERT_EQ(whole.summary.steps, 10);
+  ASSERT_TRUE(whole.summary.early_end);
+  EXPECT_EQ(whole.summary.early_end->reason, "it has heard enough");
+  ASSERT_EQ(states_.size(), 1u) << "ranks heard different things";
+  const std::set<std::string> heard = states_;
+  const TrainResult again = run_program(2, true);  // one that has ended
+  EXPECT_EQ(states_, heard);
+  EXPECT_TRUE(recorder_.steps.empty());
+  ASSERT_TRUE(again.summary.early_end);
+  EXPECT_EQ(again.summary.early_end->reason, "it has heard enough");
+  for (int64_t stop_at = 1; stop_at < 9; ++stop_at) {
+    std::filesystem::remove_all(checkpoints());
+    ASSERT_EQ(run_program(2, false, stop_at).stop_signal, SIGTERM) << stop_at;
+    const TrainResult resumed = run_program(2, true);
+    EXPECT_EQ(resumed.summary.weights_digest, whole.summary.weights_digest) << stop_at;
+    EXPECT_EQ(resumed.summary.steps, 10) << stop_at;
+    EXPECT_EQ(states_, heard) << stop_at;
+  }
+  std::filesystem::remove_all(checkpoints());
+  run_program(2, false, 3);
+  end_at_ = 0;
+  const std::string said = refusal_of([&] { run_program(1, true); });
+  EXPECT_NE(said.find("1 callbacks"), std::string::npos) << said;
+}
+
+TEST_F(ProgramRun, AMonitorOfWhichMoreIsBetterStopsAsTheLossDoes) {
+  config_.train.steps = 24;
+  config_.train.early_stop = 2;
+  config_.train.early_stop_min_delta = 0.5;
+  config_.checkpoint.best = true;
+  const auto run_by = [&](const std::string& monitor) {
+    std::filesystem::remove_all(checkpoints());
+    std::filesystem::remove_all(folder_ / "best");
+    config_.train.monitor = monitor;
+    return run_program(2, false).summary;
+  };
+  const RunSummary loss = run_by("loss"), minus = run_by("minus");
+  ASSERT_TRUE(loss.early_end) << "the loss fell too fast for the test";
+  ASSERT_TRUE(minus.early_end);
+  EXPECT_EQ(minus.early_end->step, loss.early_end->step);
+  EXPECT_EQ(minus.early_end->best_step, loss.early_end->best_step);
+  EXPECT_EQ(minus.best_step, loss.best_step);
+  EXPECT_EQ(minus.early_end->metric, "minus");
+  EXPECT_TRUE(minus.early_end->higher_is_better);
+  EXPECT_NEAR(*minus.early_end->best_value, -*loss.early_end->best_value, 1e-5);
+  EXPECT_EQ(parallel::read_notes(options().best_weights_path).at("monitor"), "minus");
+}
+
+/// As a run that was not stopped, on the same number of ranks and on another one, to the last bit and to
+/// rounding.
+TEST_F(ProgramRun, AMixtureGoesOnExactlyAndOnOtherRanks) {
+  weight_ = 0.25;
+  const TrainResult whole = run_program(2, false);
+  const std::vector<StepRecord> steps = recorder_.steps;
+  std::filesystem::remove_all(checkpoints());
+  run_program(2, false, 5);
+  EXPECT_EQ(run_program(2, true).summary.weights_digest, whole.summary.weights_digest);
+  std::filesystem::remove_all(checkpoints());
+  run_program(1, false, 5);
+  run_program(4, true);
+  for (const StepRecord& step : recorder_.steps) {
+    const double same = steps[static_cast<size_t>(step.step) - 1].loss;
+    EXPECT_NEAR(step.loss, same, 1e-5 * same) << step.step;
+  }
+  weight_ = 0.5;
+  const std::string said = refusal_of([&] { run_program(1, true); });
+  EXPECT_NE(said.find("digest"), std::string::npos) << said;
+}
+
+TEST_F(ProgramRun, RefusesOtherSamplesOnResume) {
+  run_program(1, false, 3);
+  samples_ = 101;
+  const std::string said = refusal_of([&] { run_program(1, true); });
+  EXPECT_NE(said.find("100 samples"), std::string::npos) << said;
+}
+
+TEST_F(ProgramRun, RefusesAMonitorThatIsNotMeasured) {
+  config_.train.monitor = "accurcy";
+  const std::string said = refusal_of([&] { run_program(1, false); });
+  EXPECT_NE(said.find("loss, right, again, minus"), std::string::npos) << said;
+}
+
+TEST_F(ProgramRun, RefusesMetricsThatCannotBeMeasured) {
+  const auto said = [&](const Metric& metric) {
+    return refusal_of([&] { check_program({.metrics = {metric}}, config_); });
+  };
+  Metric good = share_of_right_tokens();
+  EXPECT_EQ(said(good), "");
+  Metric other = good;
+  for (const char* name : {"", "loss", "top1", "Right", "a/b"}) {
+    other.name = name;
+    EXPECT_NE(said(other), "") << name;
+  }
+  other = good;
+  other.sums = 3;
+  EXPECT_NE(said(other).find("value()"), std::string::npos);
+  other.value = [](const std::vector<double>& sums) { return sums[2]; };
+  EXPECT_EQ(said(other), "");
+  other.add = {};
+  EXPECT_NE(said(other).find("no add()"), std::string::npos);
+  EXPECT_NE(refusal_of([&] { check_program({.metrics = {good, good}}, config_); }), "");
+  EXPECT_NE(refusal_of([&] { check_program({.callbacks = {nullptr}}, config_); }), "");
+  config_.parallel.pp = 2;
+  EXPECT_NE(said(good).find("parallel.pp=2"), std::string::npos);
+}
+
+TEST_F(ProgramRun, RefusesDataThatDoesNotFit) {
+  const auto samples = [](int64_t size, int64_t length) { return std::make_shared<CountedUp>(size, length); };
+  const int64_t length = config_.data.seq_len;
+  const auto said = [&](OwnTokens tokens) {
+    return refusal_of([&] { make_run_data(config_, std::move(tokens)); });
+  };
+  EXPECT_EQ(said({.train = samples(1, length), .vocab_size = 16}), "");
+  EXPECT_NE(said({.train = nullptr, .vocab_size = 16}), "");
+  EXPECT_NE(said({.train = samples(0, length), .vocab_size = 16}).find("0 training samples"),
+            std::string::npos);
+  EXPECT_NE(said({.train = samples(1, length - 1), .vocab_size = 16}).find("data.seq_len=32"),
+            std::string::npos);
+  EXPECT_NE(said({.train = samples(1, length), .held_out = samples(0, length), .vocab_size = 16}), "");
+  EXPECT_NE(said({.train = samples(1, length)}).find("vocab_size=0"), std::string::npos);
+  const auto data = make_run_data(config_, {.train = samples(1, length), .vocab_size = 17});
+  EXPECT_NE(refusal_of([&] { data->check_fits(config_.model); }).find("at least 17"), std::string::npos);
+}
+
+TEST_F(ProgramRun, NeedsAProgramAndATokenizerForASample) {
+  config_.train.sample_tokens = 4;
+  EXPECT_NE(refusal_of([&] { run_program(1, false); }).find("no tokenizer"), std::string::npos);
+  config_.train.sample_tokens = 0;
+  EXPECT_NE(refusal_of([&] { run(1, false); }).find("data.path=program"), std::string::npos);
+}
+
+TEST(EarlyStop, ForgetsTheValuesOfAnotherMetric) {
+  EarlyStop loss({.early_stop = 2});
+  loss.see(10, 0.1);
+  EarlyStop accuracy({.early_stop = 2}, "accuracy", true);
+  accuracy.restore(nlohmann::json::parse(loss.state().dump()), "x");
+  EXPECT_EQ(accuracy.last_seen(), 0);
+  for (const double value : {0.2, 0.4, 0.3}) accuracy.see(accuracy.last_seen() + 10, value);
+  EXPECT_FALSE(accuracy.end());
+  accuracy.see(40, 0.4);
+  ASSERT_TRUE(accuracy.end());
+  EXPECT_EQ(accuracy.end()->best_step, 20);
+}
+
+}  // namespace
+}  // namespace trireme::train

@@ -1,0 +1,95 @@
+#include "trireme/train/token_data.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "trireme/data/loader.h"
+#include "trireme/nn/context.h"
+
+namespace trireme::train {
+namespace {
+
+/// Samples [first, first + count).
+data::Batch read_samples(const data::TokenSamples& samples, int64_t first, int64_t count) {
+  const int64_t length = samples.seq_len(), width = length + 1;
+  at::Tensor tokens = at::empty({count, width}, at::kLong), targets = at::empty({count, length}, at::kLong);
+  for (int64_t i = 0; i < count; ++i) {
+    samples.read_targets(first + i, {tokens.data_ptr<int64_t>() + i * width, static_cast<size_t>(width)},
+                         {targets.data_ptr<int64_t>() + i * length, static_cast<size_t>(length)});
+  }
+  return {.inputs = tokens.narrow(1, 0, length), .targets = targets};
+}
+
+/// Samples that a data-parallel rank validates on.
+struct Part {
+  int64_t begin, end;
+  int64_t rows(int64_t done, int64_t at_once) const {
+    return std::clamp<int64_t>(end - begin - done, 0, at_once);
+  }
+};
+
+/// Sequences in which this rank has some tokens; their rows count for each of the ranks that do.
+data::Batch tokens_of_rank(data::Batch batch, const FeedOptions& options) {
+  if (options.tokens.ranks == 1) return batch;
+  for (at::Tensor* tokens : {&batch.inputs, &batch.targets}) {
+    const bool pinned = tokens->is_pinned();
+    *tokens = nn::tokens_of(*tokens, options.tokens).contiguous();
+    if (pinned) *tokens = tokens->pin_memory();
+  }
+  batch.step_rows *= options.tokens.ranks;
+  if (batch.step_kept > 0)
+    batch.kept = batch.rows == 0 ? 0 : batch.targets.ne(data::kIgnoredTarget).sum().item<int64_t>();
+  return batch;
+}
+
+/// Targets that count in samples [begin, end); 0 where all do.
+int64_t kept_between(const data::TokenSamples& samples, int64_t begin, int64_t end) {
+  int64_t kept = 0;
+  for (int64_t sample = begin; samples.ignores_targets() && sample < end; ++sample)
+    kept += samples.kept_targets(sample);
+  return kept;
+}
+
+}  // namespace
+
+Feed TokenData::feed(const FeedOptions& options) const {
+  const auto loader = std::make_shared<data::Loader>(
+      train_, data::LoaderOptions{
+                  .order = [train = train_, seed = static_cast<uint64_t>(config_.seed)](
+                               int64_t begin, int64_t count) { return train->order(begin, count, seed); },
+                  .global_batch = options.global_batch,
+                  .micro_batch = options.micro_batch,
+                  .dp_rank = options.dp_rank,
+                  .dp_size = options.dp_size,
+                  .cursor = options.first_step * options.global_batch,
+                  .pin_memory = options.pin_memory,
+                  .vocab_size = config_.model.vocab_size});
+  return [loader, options] { return tokens_of_rank(loader->next(), options); };
+}
+
+/// Data-parallel ranks take contiguous parts, and a rank that runs out joins the others with no rows.
+ValidationFeed TokenData::validation(int64_t most, const FeedOptions& options) const {
+  const int64_t ranks = options.dp_size, total = std::min(most, val_->size()), at_once = options.micro_batch;
+  const auto part_of = [=](int64_t rank) { return Part{total * rank / ranks, total * (rank + 1) / ranks}; };
+  const int64_t largest_part = (total + ranks - 1) / ranks;
+  const auto done = std::make_shared<int64_t>(0);
+  const auto next = [=, val = val_, mine = part_of(options.dp_rank)] {
+    const int64_t rows = mine.rows(*done, at_once);
+    data::Batch batch = read_samples(*val, rows > 0 ? mine.begin + *done : 0, std::max<int64_t>(1, rows));
+    batch.rows = rows;
+    for (int64_t rank = 0; rank < ranks; ++rank) {
+      const Part part = part_of(rank);
+      const int64_t first = part.begin + *done, count = part.rows(*done, at_once);
+      batch.step_rows += count;
+      batch.step_kept += kept_between(*val, first, first + count);
+    }
+    if (rows > 0) batch.kept = kept_between(*val, mine.begin + *done, mine.begin + *done + rows);
+    *done += at_once;
+    return tokens_of_rank(std::move(batch), options);
+  };
+  return {.next = next, .batches = (largest_part + at_once - 1) / at_once};
+}
+
+}  // namespace trireme::train
