@@ -9,6 +9,14 @@
 
 namespace trireme {
 
+/// What a run has read of one of several sources.
+struct SourceUse {
+  std::string name;
+  double share = 0.0;   ///< of the samples of the run, by its weight
+  int64_t samples = 0;  ///< read so far
+  double epochs = 0.0;  ///< how often it has been gone through
+};
+
 /// One optimizer step. Times in milliseconds, memory in bytes, losses in nats per token; for models of images
 /// an image is a token.
 struct StepRecord {
@@ -28,6 +36,7 @@ struct StepRecord {
   std::optional<double> val_loss = {};    ///< when this step validated
   std::optional<double> val_top1 = {}, val_top5 = {};  ///< likewise, of images: accuracies in [0, 1]
   std::map<std::string, double> val_metrics = {};      ///< likewise, a program's own, by their names
+  std::vector<SourceUse> sources = {};                 ///< of a mixture
   /// Time of rank 0 in gathers and reductions, and the part of it that computation waited for. None: not
   /// measured. They are measured on a CPU in every step, on a GPU every train.log_every steps, unless that is
   /// 1, and in the last step, and never without data parallelism.
@@ -88,8 +97,9 @@ struct RunSummary {
   std::optional<double> final_val_loss;
   std::optional<double> final_val_top1 = {}, final_val_top5 = {};
   std::map<std::string, double> final_val_metrics = {};
-  double tokens_per_s = 0.0;  ///< median over the steps after warm-up; 0: there were none
-  double steps_per_s = 0.0;   ///< of the same steps
+  std::vector<SourceUse> sources = {};  ///< of a mixture, in the whole run
+  double tokens_per_s = 0.0;            ///< median over the steps after warm-up; 0: there were none
+  double steps_per_s = 0.0;             ///< of the same steps
   int64_t peak_bytes = 0;
   int64_t active_bytes = 0;
   int64_t reserved_bytes = 0;

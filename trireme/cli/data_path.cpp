@@ -64,22 +64,24 @@ void check_program_data(const plan::Config& config, const Environment& environme
       plan::kProgramData);
 }
 
-void settle_data_path(plan::Config& config, const std::string& config_file) {
-  if (needs_no_path(config)) {
-    if (config.data.format == plan::DataFormat::kText) return;
-    throw ConfigError(
-        "[cli.data] data.format={} reads JSON Lines, but data.path is {}, which is none; set data.path "
-        "to a *.jsonl file",
-        config.data.format, config.data.path);
-  }
-  const bool images = plan::reads_images(config.model.family);
+namespace {
+
+/// What is no file has no JSON Lines.
+void check_is_text(plan::DataFormat format, const std::string& key, const std::string& path) {
+  if (format == plan::DataFormat::kText) return;
+  throw ConfigError(
+      "[cli.data] data.format={} reads JSON Lines, but {} is {}, which is none; set {} to a *.jsonl file",
+      format, key, path, key);
+}
+
+/// settle_data_path() of one of the config's paths. `key` is its name in messages.
+void settle_path(std::string& value, const std::string& key, bool images, const std::string& config_file) {
   const char* const fix = fix_of(images);
-  if (config.data.path.empty()) throw ConfigError("[cli.data] data.path is empty; {}", fix);
-  const auto [named, field] =
-      images ? data::TextPath{config.data.path, ""} : data::parse_text_path(config.data.path);
+  if (value.empty()) throw ConfigError("[cli.data] {} is empty; {}", key, fix);
+  const auto [named, field] = images ? data::TextPath{value, ""} : data::parse_text_path(value);
   if (named.empty()) {
-    throw ConfigError("[cli.data] data.path={} names a field of JSON Lines, but no file before the #; {}",
-                      config.data.path, fix);
+    throw ConfigError("[cli.data] {}={} names a field of JSON Lines, but no file before the #; {}", key,
+                      value, fix);
   }
   const fs::path given = named;
   const fs::path path = fs::absolute(given).lexically_normal();
@@ -87,29 +89,48 @@ void settle_data_path(plan::Config& config, const std::string& config_file) {
   const fs::file_status status = fs::status(path, ignored);
   const bool folder = fs::is_directory(status);
   if (!fs::exists(status)) {
-    throw ConfigError("[cli.data] data.path={}: {} does not exist{}; {}", given.string(), path.string(),
+    throw ConfigError("[cli.data] {}={}: {} does not exist{}; {}", key, given.string(), path.string(),
                       beside_config(given, config_file), fix);
   }
   if (::access(path.c_str(), folder ? R_OK | X_OK : R_OK) != 0) {
-    throw ConfigError("[cli.data] data.path={}: {} cannot be read: {}; {}", given.string(), path.string(),
+    throw ConfigError("[cli.data] {}={}: {} cannot be read: {}; {}", key, given.string(), path.string(),
                       errno_text(errno), fix);
   }
   if (!folder && !fs::is_regular_file(status)) {
-    throw ConfigError("[cli.data] data.path={}: {} is neither a file nor a folder; {}", given.string(),
+    throw ConfigError("[cli.data] {}={}: {} is neither a file nor a folder; {}", key, given.string(),
                       path.string(), fix);
   }
   if (images && !folder) {
-    throw ConfigError("[cli.data] data.path={}: {} is a file, but images are read from folders; {}",
+    throw ConfigError("[cli.data] {}={}: {} is a file, but images are read from folders; {}", key,
                       given.string(), path.string(), fix);
   }
   if (folder ? !holds_files(path) : fs::file_size(path, ignored) == 0) {
-    throw ConfigError("[cli.data] data.path={}: {} has no {}; {}", given.string(), path.string(),
+    throw ConfigError("[cli.data] {}={}: {} has no {}; {}", key, given.string(), path.string(),
                       images ? "images" : "text", fix);
   }
-  config.data.path = path.string() + (field.empty() ? "" : "#" + field);
+  value = path.string() + (field.empty() ? "" : "#" + field);
+}
+
+}  // namespace
+
+void settle_data_path(plan::Config& config, const std::string& config_file) {
+  for (plan::MixtureSource& source : config.data.mixture.sources) {
+    const std::string key = fmt::format("data.mixture.{}.path", source.name);
+    if (source.path == "builtin") {
+      check_is_text(config.data.format, key, source.path);
+    } else {
+      settle_path(source.path, key, false, config_file);
+    }
+  }
+  if (!config.data.mixture.sources.empty()) return;
+  if (needs_no_path(config)) return check_is_text(config.data.format, "data.path", config.data.path);
+  settle_path(config.data.path, "data.path", plan::reads_images(config.model.family), config_file);
 }
 
 void check_texts(const plan::Config& config) {
+  for (const plan::MixtureSource& source : config.data.mixture.sources) {
+    if (source.path != "builtin") data::list_source(source.path);
+  }
   if (!needs_no_path(config) && !plan::reads_images(config.model.family)) data::list_source(config.data.path);
 }
 

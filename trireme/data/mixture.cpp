@@ -83,12 +83,14 @@ SourceOrder::SourceOrder(std::vector<int64_t> shares) : shares_(std::move(shares
     return static_cast<double>(period * (parts - 1 + parts * taken[i])) / static_cast<double>(shares_[i]);
   };
   slots_.reserve(static_cast<size_t>(period));
+  slots_by_source_.resize(shares_.size());
   for (int64_t n = 1; n <= period; ++n) {
     size_t next = shares_.size();
     for (size_t i = 0; i < shares_.size(); ++i) {
       if (may(i, n) && (next == shares_.size() || due(i) < due(next))) next = i;
     }
     TRIREME_CHECK(next < shares_.size(), "[data.mixture] no source is due at position {}", n);
+    slots_by_source_[next].push_back(static_cast<uint32_t>(n - 1));
     slots_.push_back({static_cast<uint32_t>(next), static_cast<uint32_t>(taken[next]++)});
   }
 }
@@ -99,9 +101,8 @@ SourceOrder::Turn SourceOrder::at(int64_t position) const {
 }
 
 int64_t SourceOrder::turns(size_t source, int64_t positions) const {
-  const auto end = slots_.begin() + positions % period();
-  const auto within =
-      std::count_if(slots_.begin(), end, [source](const Slot& slot) { return slot.source == source; });
+  const std::vector<uint32_t>& slots = slots_by_source_[source];
+  const auto within = std::ranges::lower_bound(slots, positions % period()) - slots.begin();
   return positions / period() * shares_[source] + within;
 }
 

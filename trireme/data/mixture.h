@@ -42,7 +42,8 @@ class SourceOrder {
     uint32_t source, number;
   };
   std::vector<int64_t> shares_;
-  std::vector<Slot> slots_;  ///< of one period
+  std::vector<Slot> slots_;                             ///< of one period
+  std::vector<std::vector<uint32_t>> slots_by_source_;  ///< their numbers, rising
 };
 
 /// A source of a mixture.

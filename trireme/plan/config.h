@@ -75,11 +75,31 @@ inline constexpr const char* kProgramData = "program";
 /// The value of data.tokenizer with which each byte of text is a token.
 inline constexpr const char* kByteTokenizer = "byte";
 
+/// A text of several that a run reads.
+struct MixtureSource {
+  std::string name;
+  std::string path = {};  ///< as data.path has it
+  double weight = 1.0;    ///< beside those of the others
+  bool operator==(const MixtureSource&) const = default;
+};
+
+/// Sources by rising names; empty: data.path is the only one.
+struct Mixture {
+  std::vector<MixtureSource> sources = {};
+  bool operator==(const Mixture&) const = default;
+};
+/// One line of JSON, which is YAML, too; empty without sources.
+std::string to_text(const Mixture& mixture);
+/// The other way round, from any YAML; none for what is no mapping. Throws ConfigError naming the source
+/// whose entry is wrong.
+std::optional<Mixture> parse_mixture(std::string_view text);
+
 struct DataConfig {
   DataKind kind = DataKind::kAuto;
   /// A file or folder; "builtin": the C++ headers of libtorch, or digits drawn from the system's fonts;
   /// "program": what the program that trains has (train/program.h).
   std::string path = "builtin";
+  Mixture mixture = {};                    ///< texts instead of `path`
   std::string tokenizer = kByteTokenizer;  ///< or the path of a file or folder
   DataFormat format = DataFormat::kText;
   LossOn loss_on = LossOn::kAnswers;  ///< of other formats than kText
@@ -329,6 +349,7 @@ struct Field {
   std::vector<std::string> choices;  ///< words and strings only; empty: any that can be read
   std::optional<double> min, max;    ///< numbers only, inclusive
   std::string form = {};             ///< words without choices: what can be read
+  bool is_mapping = false;           ///< a word that YAML may have as a mapping
 };
 
 /// The value of a field as it is written; that of a word is a string.

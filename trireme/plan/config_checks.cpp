@@ -277,6 +277,18 @@ class Checker {
           said("data.loss_on", data.loss_on), said("data.format", data.format));
   }
 
+  void check_mixture() const {
+    const DataConfig& data = config_.data;
+    if (data.mixture.sources.empty()) return;
+    const std::string mixture = fmt::format("data.mixture ({})", origins_.at("data.mixture"));
+    if (data.kind == DataKind::kImages)
+      throw ConfigError("[plan.config] {} has texts, but {} reads images; remove it", mixture,
+                        said("model.family", model_.family));
+    if (data.path == DataConfig{}.path) return;
+    throw ConfigError("[plan.config] {} and {} both say what is read; remove one of them", mixture,
+                      said("data.path", data.path));
+  }
+
   /// Keys of models and data of the other kind.
   void check_kind() const {
     static constexpr std::string_view kOfText[] = {"model.norm_eps",
@@ -294,6 +306,7 @@ class Checker {
         "model.label_smoothing", "model.channels_last", "data.pad",         "data.flip",
         "data.resized_crop",     "data.least_area",     "data.mixup",       "data.threads"};
     check_format();
+    check_mixture();
     const std::string family = said("model.family", model_.family);
     if (config_.data.kind == DataKind::kText) return refuse_keys(kOfImages, "image models", family);
     refuse_keys(kOfText, "text models", family);

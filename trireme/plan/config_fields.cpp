@@ -66,6 +66,17 @@ Field skip(std::string key, Fp8Skip& value, std::string help) {
           "none, or a list of first, last and block numbers from 0, such as first,last,7"};
 }
 
+Field mixture(std::string key, Mixture& value, std::string help) {
+  return {std::move(key),
+          word<parse_mixture>(value),
+          std::move(help),
+          {},
+          {},
+          {},
+          "{NAME: {path: TEXT, weight: NUMBER}, ...}",
+          /*is_mapping=*/true};
+}
+
 Field flag(std::string key, bool& value, std::string help) {
   return {std::move(key), &value, std::move(help), {}, {}, {}};
 }
@@ -187,6 +198,9 @@ void add_data(Table& table, DataConfig& data) {
       "data.path", data.path,
       "text file, JSON Lines (FILE.jsonl#FIELD), or folder of text or images; builtin: the C++ headers of "
       "libtorch, or digits drawn from this system's fonts; program: what a program of yours has"));
+  table.push_back(
+      mixture("data.mixture", data.mixture,
+              "several texts in place of data.path, each with a share of the samples by its weight"));
   table.push_back(text("data.tokenizer", data.tokenizer,
                        "byte, or how text is turned into tokens otherwise: a tokenizer.json, a SentencePiece "
                        ".model, a published .tiktoken, or a folder with tokenizer.json, tokenizer.model, or "

@@ -61,6 +61,7 @@ OrderedJson default_value(const Field& field) {
 OrderedJson schema_of(const Field& field) {
   OrderedJson schema = {
       {"description", field.help}, {"type", type_name(field)}, {"default", default_value(field)}};
+  if (field.is_mapping) schema["type"] = {"object", "string"};
   if (!field.choices.empty()) schema["enum"] = field.choices;
   if (field.min) schema["minimum"] = *field.min;
   if (field.max) schema["maximum"] = *field.max;

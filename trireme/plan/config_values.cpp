@@ -205,6 +205,10 @@ Value value_of(const Field& field) {
 }
 
 std::string format_value(const Field& field) {
+  if (field.is_mapping) {
+    const std::string text = std::get<std::string>(value_of(field));
+    return text.empty() ? "{}" : text;
+  }
   return std::visit(Formatter{}, value_of(field));
 }
 

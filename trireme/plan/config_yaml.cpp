@@ -19,6 +19,24 @@ std::set<std::string> all_keys() {
   return keys;
 }
 
+/// Keys whose value may be a mapping, which is then passed on as text.
+std::set<std::string> mapping_keys() {
+  Config unused;
+  std::set<std::string> keys;
+  for (const Field& field : fields(unused)) {
+    if (field.is_mapping) keys.insert(field.key);
+  }
+  return keys;
+}
+
+std::string in_one_line(const YAML::Node& value) {
+  YAML::Emitter out;
+  out.SetMapFormat(YAML::Flow);
+  out.SetSeqFormat(YAML::Flow);
+  out << value;
+  return out.c_str();
+}
+
 /// Collects the scalars of one document.
 class YamlReader {
  public:
@@ -55,6 +73,8 @@ class YamlReader {
       read_section(key, value, at);
     } else if (!keys_.contains(key)) {
       throw_unknown(key, at);
+    } else if (value.IsMap() && mappings_.contains(key)) {
+      assignments_.push_back({key, in_one_line(value), at});
     } else if (value.IsScalar()) {
       assignments_.push_back({key, value.Scalar(), at});
     } else {
@@ -104,7 +124,7 @@ class YamlReader {
   }
 
   std::string name_;
-  std::set<std::string> keys_;
+  std::set<std::string> keys_, mappings_ = mapping_keys();
   std::vector<Assignment> assignments_;
 };
 

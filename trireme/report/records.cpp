@@ -62,6 +62,10 @@ std::string to_json_line(const StepRecord& record) {
   if (record.val_top1) json["val_top1"] = number(*record.val_top1);
   if (record.val_top5) json["val_top5"] = number(*record.val_top5);
   for (const auto& [name, value] : record.val_metrics) json["val_" + name] = number(value);
+  for (const SourceUse& source : record.sources) {
+    json["samples/" + source.name] = source.samples;
+    json["epochs/" + source.name] = number(source.epochs);
+  }
   return dump(json);
 }
 
@@ -73,6 +77,10 @@ std::string to_json_line(const RunSummary& summary) {
   if (summary.final_val_top1) json["final_val_top1"] = number(*summary.final_val_top1);
   if (summary.final_val_top5) json["final_val_top5"] = number(*summary.final_val_top5);
   for (const auto& [name, value] : summary.final_val_metrics) json["final_val_" + name] = number(value);
+  for (const SourceUse& source : summary.sources) {
+    json["sources"][source.name] = {
+        {"share", number(source.share)}, {"samples", source.samples}, {"epochs", number(source.epochs)}};
+  }
   const bool timed = summary.steps_per_s > 0.0;
   json["tokens_per_s"] = timed ? number(summary.tokens_per_s) : OrderedJson();
   json["steps_per_s"] = timed ? number(summary.steps_per_s) : OrderedJson();

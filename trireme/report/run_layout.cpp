@@ -56,7 +56,12 @@ std::string data_words(const plan::Config& config) {
     return fmt::format("{}, images of {} x {} x {}, {} classes; an image counts as a token", config.data.path,
                        images.channels, images.image_size, images.image_size, images.classes);
   }
-  return fmt::format("{}, {} tokens, sequences of {}", config.data.path, config.data.tokenizer,
+  const std::vector<plan::MixtureSource>& mixture = config.data.mixture.sources;
+  std::vector<std::string> texts;
+  for (const plan::MixtureSource& source : mixture)
+    texts.push_back(fmt::format("{} ({}, weight {:g})", source.name, source.path, source.weight));
+  return fmt::format("{}, {} tokens, sequences of {}",
+                     mixture.empty() ? config.data.path : join(texts, " + "), config.data.tokenizer,
                      config.data.seq_len);
 }
 

@@ -227,6 +227,7 @@ std::shared_ptr<const RunData> open_images(const TrainOptions& run, const data::
 
 std::shared_ptr<const RunData> open_run_data(const TrainOptions& run, const data::OnProgress& on_progress) {
   if (run.config.data.path == plan::kProgramData) return open_program_data(run);
+  if (!run.config.data.mixture.sources.empty()) return open_mixture(run, on_progress);
   return plan::reads_images(run.config.model.family) ? open_images(run, on_progress)
                                                      : open_text(run, on_progress);
 }

@@ -21,6 +21,11 @@ Monitor monitor_of(const plan::Config& config, const RunData& data, const std::v
   std::vector<Monitor> known = {{}};
   if (data.has_labels()) known.insert(known.end(), {{"top1", true}, {"top5", true}});
   for (const Metric& metric : metrics) known.push_back({metric.name, metric.higher_is_better});
+  for (const RunData::HeldOutSet& set : data.held_out_sets()) {
+    known.push_back({"loss/" + set.name, false});
+    for (const Metric& metric : metrics)
+      known.push_back({metric.name + "/" + set.name, metric.higher_is_better});
+  }
   const std::string& wanted = config.train.monitor.empty() ? otherwise : config.train.monitor;
   std::vector<std::string> names;
   for (const Monitor& monitor : known) {

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "trireme/base/classification.h"
+#include "trireme/base/sink.h"
 #include "trireme/data/batch.h"
 #include "trireme/data/progress.h"
 #include "trireme/data/tokenizer.h"
@@ -86,6 +87,22 @@ class RunData {
   /// Micro-batches of at most `most` held-out samples, each counted once; options.first_step is ignored.
   virtual ValidationFeed validation(int64_t most, const FeedOptions& options) const = 0;
 
+  /// A part of the held-out samples that is validated for itself: its loss is loss/NAME.
+  struct HeldOutSet {
+    std::string name;
+    double weight = 1.0;  ///< of its results in those of all, beside the weights of the others
+  };
+  /// Empty: all held-out samples are one set without a name.
+  virtual std::vector<HeldOutSet> held_out_sets() const { return {}; }
+  /// As validation(), of one of these sets.
+  virtual ValidationFeed validation_of([[maybe_unused]] size_t set, int64_t most,
+                                       const FeedOptions& options) const {
+    return validation(most, options);
+  }
+
+  /// Where the first `samples` training samples of a run come from; empty: there is one source.
+  virtual std::vector<SourceUse> sources_in([[maybe_unused]] int64_t samples) const { return {}; }
+
   // For people, about data with labels.
 
   virtual std::vector<std::string> classes() const { return {}; }  ///< names
@@ -109,6 +126,7 @@ std::shared_ptr<const RunData> open_run_data(const TrainOptions& run, const data
 
 // One for each kind of data.
 std::shared_ptr<const RunData> open_text(const TrainOptions& run, const data::OnProgress& on_progress);
+std::shared_ptr<const RunData> open_mixture(const TrainOptions& run, const data::OnProgress& on_progress);
 std::shared_ptr<const RunData> open_images(const TrainOptions& run, const data::OnProgress& on_progress);
 std::shared_ptr<const RunData> open_program_data(const TrainOptions& run);
 

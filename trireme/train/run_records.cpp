@@ -48,6 +48,7 @@ void RunRecords::record(const StepRecord& step) {
   if (step.val_loss) summary_.final_val_loss = step.val_loss;
   if (step.val_top1) summary_.final_val_top1 = step.val_top1;
   if (step.val_top5) summary_.final_val_top5 = step.val_top5;
+  if (!step.sources.empty()) summary_.sources = step.sources;
   if (step.val_loss) summary_.final_val_metrics = step.val_metrics;
   for (size_t i = 0; i < sinks_.size(); ++i) {
     try {

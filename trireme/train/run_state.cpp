@@ -132,7 +132,8 @@ void check_data(const Parts& parts, const Json& run, const std::string& path) {
   const std::string then = checkpoint::text_of(run, "data", path), now = hex64(parts.data->digest());
   if (samples == parts.data->samples() && then == now) return;
   throw ConfigError(
-      "[train.resume] {} was written by a run on {} samples with digest {}, but data.path now has {} with "
+      "[train.resume] {} was written by a run on {} samples with digest {}, but data.path or data.mixture "
+      "now has {} with "
       "digest {}; use the same data",
       path, samples, then, parts.data->samples(), now);
 }

@@ -21,9 +21,9 @@ using Values = nlohmann::ordered_json;
 /// Keys of which each rank may have its own value: they say where something is, what it runs on, and what
 /// rank 0 tells. The data itself is compared (prepare.h). A key that is not here is compared.
 bool may_differ(const std::string& key) {
-  static const std::set<std::string> keys = {
-      "name",         "device",          "data.path",     "data.tokenizer", "data.chat_template",
-      "data.threads", "train.log_every", "comm.timeout_s"};
+  static const std::set<std::string> keys = {"name",         "device",          "data.path",
+                                             "data.mixture", "data.tokenizer",  "data.chat_template",
+                                             "data.threads", "train.log_every", "comm.timeout_s"};
   return keys.contains(key);
 }
 

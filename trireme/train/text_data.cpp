@@ -5,18 +5,18 @@
 #include "trireme/base/cores.h"
 #include "trireme/base/error.h"
 #include "trireme/base/text.h"
-#include "trireme/data/corpus.h"
 #include "trireme/data/dataset.h"
+#include "trireme/train/corpus_data.h"
 #include "trireme/train/token_data.h"
 
 namespace trireme::train {
-namespace {
 
-/// What is held out of a corpus; null: too few tokens are.
 std::shared_ptr<const data::TokenSamples> held_out_of(const data::PreparedCorpus& corpus, int64_t seq_len) {
   if (corpus.val_tokens <= seq_len) return nullptr;
   return std::make_shared<data::Dataset>(corpus.folder, "val", seq_len);
 }
+
+namespace {
 
 class TextData : public TokenData {
  public:
@@ -68,21 +68,22 @@ std::string TextData::why_no_validation() const {
 
 }  // namespace
 
-std::shared_ptr<const RunData> open_text(const TrainOptions& run, const data::OnProgress& on_progress) {
+data::PreparedCorpus open_corpus(const TrainOptions& run, const std::string& path,
+                                 const data::OnProgress& on_progress) {
   const plan::DataConfig& config = run.config.data;
-  return std::make_shared<TextData>(
-      run.config, data::prepare_corpus({.path = config.path,
-                                        .builtin_root = run.builtin_corpus,
-                                        .tokenizer = config.tokenizer,
-                                        .format = config.format,
-                                        .loss_on = config.loss_on,
-                                        .chat_template = config.chat_template,
-                                        .val_fraction = config.val_fraction,
-                                        .cache_dir = run.cache_dir,
-                                        .seq_len = config.seq_len,
-                                        .threads = std::max<int64_t>(
-                                            1, usable_cores() / std::max<int64_t>(1, run.local_ranks)),
-                                        .on_progress = on_progress}));
+  return data::prepare_corpus(
+      {.path = path,
+       .builtin_root = run.builtin_corpus,
+       .tokenizer = config.tokenizer,
+       .val_fraction = config.val_fraction,
+       .cache_dir = run.cache_dir,
+       .seq_len = config.seq_len,
+       .threads = std::max<int64_t>(1, usable_cores() / std::max<int64_t>(1, run.local_ranks)),
+       .on_progress = on_progress});
+}
+
+std::shared_ptr<const RunData> open_text(const TrainOptions& run, const data::OnProgress& on_progress) {
+  return std::make_shared<TextData>(run.config, open_corpus(run, run.config.data.path, on_progress));
 }
 
 }  // namespace trireme::train

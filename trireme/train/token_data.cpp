@@ -71,11 +71,17 @@ Feed TokenData::feed(const FeedOptions& options) const {
 
 /// Data-parallel ranks take contiguous parts, and a rank that runs out joins the others with no rows.
 ValidationFeed TokenData::validation(int64_t most, const FeedOptions& options) const {
-  const int64_t ranks = options.dp_size, total = std::min(most, val_->size()), at_once = options.micro_batch;
+  return validation_on(val_, most, options);
+}
+
+ValidationFeed validation_on(const std::shared_ptr<const data::TokenSamples>& held_out, int64_t most,
+                             const FeedOptions& options) {
+  const int64_t ranks = options.dp_size, total = std::min(most, held_out->size()),
+                at_once = options.micro_batch;
   const auto part_of = [=](int64_t rank) { return Part{total * rank / ranks, total * (rank + 1) / ranks}; };
   const int64_t largest_part = (total + ranks - 1) / ranks;
   const auto done = std::make_shared<int64_t>(0);
-  const auto next = [=, val = val_, mine = part_of(options.dp_rank)] {
+  const auto next = [=, val = held_out, mine = part_of(options.dp_rank)] {
     const int64_t rows = mine.rows(*done, at_once);
     data::Batch batch = read_samples(*val, rows > 0 ? mine.begin + *done : 0, std::max<int64_t>(1, rows));
     batch.rows = rows;

@@ -10,6 +10,10 @@
 
 namespace trireme::train {
 
+/// Micro-batches of at most `most` of these samples, as RunData::validation() has it.
+ValidationFeed validation_on(const std::shared_ptr<const data::TokenSamples>& held_out, int64_t most,
+                             const FeedOptions& options);
+
 class TokenData : public RunData {
  public:
   std::string counted() const override { return "tokens"; }

@@ -212,6 +212,7 @@ StepRecord Trainer::settle_oldest() {
   agenda_.stop(totals.stop_signal);
   RunSummary& summary = records_.summary();
   if (record.step == agenda_.first_step()) summary.seconds_to_first_step = began_.seconds();
+  record.sources = parts_.data->sources_in(parts_.samples_in(record.step));
   for (const auto& callback : parts_.program.callbacks) callback->on_step(record);
   if (config_.parallel.pp > 1)
     summary.peak_bytes_by_pp_rank.assign(totals.peak_by_pp_rank.begin(), totals.peak_by_pp_rank.end());

@@ -2,6 +2,9 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
+#include <cmath>
+
 #include "trireme/base/error.h"
 #include "trireme/base/heartbeat.h"
 
@@ -43,11 +46,12 @@ size_t count_sums(const std::vector<Metric>& metrics) {
 
 }  // namespace
 
-std::optional<Validation> validate(TrainedModel& model, const RunData& data, int64_t samples,
-                                   const FeedOptions& batches, const comm::Mesh& mesh,
-                                   const std::function<bool()>& gives_up, Guesses* guesses) {
-  TRIREME_CHECK(samples >= 1, "[train.validate] {} samples; at least 1 is needed", samples);
-  const ValidationFeed feed = data.validation(samples, batches);
+namespace {
+
+/// One set of held-out samples.
+std::optional<Validation> validate_set(TrainedModel& model, const RunData& data, const ValidationFeed& feed,
+                                       const comm::Mesh& mesh, const std::function<bool()>& gives_up,
+                                       Guesses* guesses) {
   const int64_t at_once = model.batches_at_once();
   model.sync_buffers();
   Scores mine;
@@ -65,6 +69,39 @@ std::optional<Validation> validate(TrainedModel& model, const RunData& data, int
   found.top1 = all.top1 / all.rows;
   found.top5 = all.top5 / all.rows;
   return found;
+}
+
+/// Adds the results of a set to those of all.
+void add_set(const Validation& found, const std::string& name, double share, Validation& all) {
+  all.loss += share * found.loss;
+  all.metrics["loss/" + name] = found.loss;
+  for (const auto& [metric, value] : found.metrics) {
+    all.metrics[metric] += share * value;
+    all.metrics[metric + "/" + name] = value;
+  }
+}
+
+}  // namespace
+
+std::optional<Validation> validate(TrainedModel& model, const RunData& data, int64_t samples,
+                                   const FeedOptions& batches, const comm::Mesh& mesh,
+                                   const std::function<bool()>& gives_up, Guesses* guesses) {
+  TRIREME_CHECK(samples >= 1, "[train.validate] {} samples; at least 1 is needed", samples);
+  const std::vector<RunData::HeldOutSet> sets = data.held_out_sets();
+  if (sets.empty())
+    return validate_set(model, data, data.validation(samples, batches), mesh, gives_up, guesses);
+  double weights = 0.0;
+  for (const RunData::HeldOutSet& set : sets) weights += set.weight;
+  Validation all;
+  for (size_t i = 0; i < sets.size(); ++i) {
+    const double share = sets[i].weight / weights;
+    const auto its = std::max<int64_t>(1, std::llround(share * static_cast<double>(samples)));
+    const auto found =
+        validate_set(model, data, data.validation_of(i, its, batches), mesh, gives_up, guesses);
+    if (!found) return std::nullopt;
+    add_set(*found, sets[i].name, share, all);
+  }
+  return all;
 }
 
 }  // namespace trireme::train

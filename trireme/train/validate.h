@@ -19,7 +19,9 @@ struct Validation {
 
 /// Validates on at most `samples` held-out samples of `data`, each counted once, in batches as in training.
 /// Before each round it calls `gives_up`, which must answer alike on all ranks; when it is true the result is
-/// none. `guesses`, unless null, gets the rows of this rank. Collective.
+/// none. Of several sets (RunData::held_out_sets()) each has its share of `samples`, at least one, and
+/// results are means by their weights, beside loss/NAME and METRIC/NAME of each. `guesses`, unless null, gets
+/// the rows of this rank. Collective.
 std::optional<Validation> validate(
     TrainedModel& model, const RunData& data, int64_t samples, const FeedOptions& batches,
     const comm::Mesh& mesh, const std::function<bool()>& gives_up = [] { return false; },
