@@ -36,6 +36,7 @@ TEST_F(OwnProgram, TrainsAsTheCommandDoesWithItsDataMetricAndCallback) {
   EXPECT_EQ(summary()["final_val_accuracy"], made.back()["val_accuracy"]);
   EXPECT_TRUE(contains(front_.manifest()["command"], "own_data_example")) << front_.manifest();
   EXPECT_TRUE(contains(read_file(run_file("config.yaml")), "path: program"));
+  EXPECT_EQ(front_.manifest()["program"], TRIREME_OWN_DATA);
   const Outcome report = front_.run({"report", "latest"});
   EXPECT_EQ(report.code, 0) << report.err;
 }

@@ -122,6 +122,19 @@ TEST(Mixture, TheOrderIsAFunctionOfThePosition) {
   EXPECT_NE(mixture.order(0, 96, 8), whole);
 }
 
+/// The shares of a mixture hold inside another one.
+TEST(Mixture, MayBeASourceOfAnother) {
+  const auto inner =
+      std::make_shared<Mixture>(std::vector<MixedSource>{marked("x", 3, 0, 40), marked("y", 1, 1, 40)});
+  const Mixture outer({{"xy", 1.0, inner}, marked("z", 1, 2, 40)});
+  std::vector<int64_t> tokens(5), taken(3, 0);
+  for (const int64_t sample : outer.order(0, 80, 42)) {
+    outer.read(sample, tokens);
+    ++taken[static_cast<size_t>(tokens[0] / 1000)];
+  }
+  EXPECT_EQ(taken, (std::vector<int64_t>{30, 10, 40}));
+}
+
 TEST(Mixture, OtherSourcesNamesAndSharesHaveAnotherDigest) {
   const auto digest = [](const MixedSource& a, const MixedSource& b) { return Mixture({a, b}).digest(); };
   const MixedSource a = marked("a", 1, 0, 9), b = marked("b", 2, 1, 9);

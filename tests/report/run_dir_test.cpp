@@ -52,6 +52,17 @@ TEST(RunDirectory, IsCompleteBeforeTheRunStarts) {
   EXPECT_TRUE(std::regex_match(fs::path(run.path()).filename().string(), format)) << run.path();
 }
 
+TEST(RunDirectory, NamesTheProgramThatGoesOnWithARun) {
+  const TemporaryFolder root;
+  Manifest manifest = kManifest;
+  const std::string usual = RunDirectory::create(root.path(), "usual", manifest).path();
+  manifest.program = "/opt/mine/my_trainer";
+  const std::string own = RunDirectory::create(root.path(), "own", manifest).path();
+  EXPECT_EQ(resume_command(usual, 2), "trireme train --resume " + usual + " -n 2");
+  EXPECT_EQ(resume_command(own, 2), "/opt/mine/my_trainer --resume " + own + " -n 2");
+  EXPECT_EQ(again_command(own, 0), "/opt/mine/my_trainer " + own + "/config.yaml");
+}
+
 TEST(RunDirectory, ManifestSaysWhatRunsWhere) {
   const TemporaryFolder root;
   const auto run = RunDirectory::create(root.path(), "tiny", kManifest);

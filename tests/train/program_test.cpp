@@ -291,6 +291,78 @@ TEST_F(ProgramRun, RefusesDataThatDoesNotFit) {
   EXPECT_NE(refusal_of([&] { data->check_fits(config_.model); }).find("at least 17"), std::string::npos);
 }
 
+/// Wrong in one way of those that are possible.
+class Wrong : public CountedUp {
+ public:
+  enum class Way { kToken, kTarget, kShortOrder, kOrder };
+  Wrong(Way way, int64_t seq_len) : CountedUp(24, seq_len), way_(way) {}
+  void read(int64_t index, std::span<int64_t> tokens) const override {
+    CountedUp::read(index, tokens);
+    if (way_ == Way::kToken) tokens.back() = 16;
+  }
+  void read_targets(int64_t index, std::span<int64_t> tokens, std::span<int64_t> targets) const override {
+    CountedUp::read_targets(index, tokens, targets);
+    if (way_ == Way::kTarget) targets.front() = data::kIgnoredTarget;
+  }
+  std::vector<int64_t> order(int64_t begin, int64_t count, uint64_t seed) const override {
+    std::vector<int64_t> all = CountedUp::order(begin, count, seed);
+    if (way_ == Way::kShortOrder) all.pop_back();
+    if (way_ == Way::kOrder) all.back() = 24;
+    return all;
+  }
+
+ private:
+  Way way_;
+};
+
+TEST_F(ProgramRun, NamesSamplesThatAreNotAsTheyMustBe) {
+  const int64_t length = config_.data.seq_len;
+  const auto said = [&](Wrong::Way way, bool held_out) -> std::string {
+    const auto good = std::make_shared<CountedUp>(24, length);
+    const auto wrong = std::make_shared<Wrong>(way, length);
+    const auto data = held_out ? make_run_data(config_, {.train = good, .held_out = wrong, .vocab_size = 16})
+                               : make_run_data(config_, {.train = wrong, .vocab_size = 16});
+    const FeedOptions options{.global_batch = 4, .micro_batch = 4};
+    try {
+      held_out ? data->validation(4, options).next() : data->feed(options)();
+    } catch (const DataError& error) {
+      return error.what();
+    }
+    return {};
+  };
+  for (const bool held_out : {false, true}) {
+    EXPECT_NE(said(Wrong::Way::kToken, held_out).find("is 16, but OwnTokens::vocab_size=16"),
+              std::string::npos);
+    EXPECT_NE(said(Wrong::Way::kTarget, held_out).find("target 0 of sample"), std::string::npos);
+  }
+  EXPECT_NE(said(Wrong::Way::kShortOrder, false).find("has 3 entries"), std::string::npos);
+  EXPECT_NE(said(Wrong::Way::kOrder, false).find("from 0 to 23"), std::string::npos);
+}
+
+TEST_F(ProgramRun, SourcesOfAHeldOutMixtureAreValidatedForThemselves) {
+  const int64_t length = config_.data.seq_len;
+  const auto source = [&](int64_t size) { return std::make_shared<CountedUp>(size, length); };
+  const auto mixture = std::make_shared<data::Mixture>(
+      std::vector<data::MixedSource>{{"up", 3.0, source(24)}, {"short", 1.0, source(7)}});
+  const auto data = make_run_data(config_, {.train = source(24), .held_out = mixture, .vocab_size = 16});
+  ASSERT_EQ(data->held_out_sets().size(), 2u);
+  EXPECT_EQ(data->held_out_sets()[1].name, "short");
+  EXPECT_EQ(data->val_samples(), 31);
+  const FeedOptions options{.global_batch = 4, .micro_batch = 4};
+  EXPECT_EQ(data->validation_of(1, 100, options).batches, 2);
+  config_.train.epochs = 1;
+  EXPECT_NE(refusal_of([&] { make_run_data(config_, {.train = mixture, .vocab_size = 16}); }), "");
+}
+
+TEST_F(ProgramRun, ACallbackMayComeToARunThatHadNone) {
+  run_program(1, false, 3);
+  end_at_ = 10;
+  const TrainResult resumed = run_program(1, true);
+  EXPECT_EQ(resumed.summary.steps, 10);
+  ASSERT_EQ(states_.size(), 1u);
+  EXPECT_EQ(states_.begin()->substr(0, 3), "s4 ");
+}
+
 TEST_F(ProgramRun, NeedsAProgramAndATokenizerForASample) {
   config_.train.sample_tokens = 4;
   EXPECT_NE(refusal_of([&] { run_program(1, false); }).find("no tokenizer"), std::string::npos);

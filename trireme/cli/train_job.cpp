@@ -446,6 +446,7 @@ FinishedJob run_train_job(TrainJob job, Front& front) {
   request.finishes = false;
   const RunPlan& run = prepared.plan;
   report::Continuation next{.manifest = {.command = front.command,
+                                         .program = front.environment.get(kProgramVariable).value_or(""),
                                          .config_yaml = request.config,
                                          .device = std::string(plan::name(run.device)),
                                          .mesh = run.mesh.to_string(),

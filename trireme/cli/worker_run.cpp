@@ -91,8 +91,10 @@ void install_joining_handlers(bool resumes) {
   if (!is_ignored(SIGHUP)) ::signal(SIGHUP, end_preempted);
 }
 
-report::Manifest manifest_of(const Request& request, const plan::Config& config, const comm::World& world) {
+report::Manifest manifest_of(const Request& request, const Environment& environment,
+                             const plan::Config& config, const comm::World& world) {
   return {.command = request.command,
+          .program = environment.get(kProgramVariable).value_or(""),
           .config_yaml = request.config,
           .device = world.device().is_cuda() ? "cuda" : "cpu",
           .mesh = plan::MeshShape::fit(config.parallel, world.size()).to_string(),
@@ -226,7 +228,7 @@ RankRun::RankRun(const Request& request, const Environment& environment, const p
 
 void RankRun::open_records(const Environment& environment, const LinesOut& lines) {
   const plan::Config& config = options_.config;
-  next_.manifest = manifest_of(request_, config, *world_);
+  next_.manifest = manifest_of(request_, environment, config, *world_);
   directory_ = run_directory(request_, config, next_.manifest);
   next_.attempt = attempt_at(*directory_, request_);
   options_.weights_path = directory_->file("checkpoints/final/model.safetensors");

@@ -183,9 +183,8 @@ std::vector<int64_t> Mixture::order(int64_t begin, int64_t count, uint64_t seed)
   samples.reserve(static_cast<size_t>(count));
   for (int64_t position = begin; position < begin + count; ++position) {
     const auto [source, number] = order_.at(position);
-    const int64_t size = sources_[source].samples->size();
     const uint64_t its_seed = mix64(seed, xxh3(sources_[source].name));
-    samples.push_back(begins_[source] + permuted(number % size, size, its_seed, number / size));
+    samples.push_back(begins_[source] + sources_[source].samples->order(number, 1, its_seed).at(0));
   }
   return samples;
 }

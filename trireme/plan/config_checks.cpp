@@ -284,6 +284,12 @@ class Checker {
     if (data.kind == DataKind::kImages)
       throw ConfigError("[plan.config] {} has texts, but {} reads images; remove it", mixture,
                         said("model.family", model_.family));
+    if (config_.train.epochs > 0) {
+      throw ConfigError(
+          "[plan.config] {} has sources that end their epochs at different times, so {} says no length; set "
+          "train.steps",
+          mixture, said("train.epochs", config_.train.epochs));
+    }
     if (data.path == DataConfig{}.path) return;
     throw ConfigError("[plan.config] {} and {} both say what is read; remove one of them", mixture,
                       said("data.path", data.path));

@@ -265,7 +265,7 @@ void add_train(Table& table, TrainConfig& train) {
              "train.early_stop: by how much a loss must be lower than the last one that counted"));
   table.push_back(text("train.monitor", train.monitor,
                        "what train.early_stop and checkpoint.best compare: loss, top1, top5, loss/NAME of a "
-                       "validation set, or a metric of your program; empty: loss, and top1 for "
+                       "source of data.mixture, or a metric of your program; empty: loss, and top1 for "
                        "checkpoint.best of images"));
   table.push_back(
       number("train.fast_dev_run", train.fast_dev_run, 0,

@@ -138,6 +138,7 @@ OrderedJson started_manifest(const std::string& name, const Manifest& manifest, 
   json["name"] = name;
   json["sequence"] = sequence;
   json["command"] = manifest.command;
+  if (!manifest.program.empty()) json["program"] = manifest.program;
   json["hostname"] = machine.hostname;
   json["cpu"] = machine.cpu;
   json["cores"] = machine.cores;
@@ -445,14 +446,26 @@ std::string ranks_option(int64_t ranks) {
   return ranks > 0 ? fmt::format(" -n {}", ranks) : "";
 }
 
+/// The first words of a command that trains as `run` was trained.
+std::string trainer_of(const std::string& run) {
+  std::error_code absent;
+  const std::string path = run + "/manifest.json";
+  if (!fs::is_regular_file(path, absent)) return "trireme train";
+  const OrderedJson json = OrderedJson::parse(read_file(path), nullptr, false);
+  const auto program = json.is_object() ? json.find("program") : json.end();
+  if (program == json.end() || !program->is_string()) return "trireme train";
+  const std::string typed = as_typed(program->get<std::string>());
+  return typed.find('/') == std::string::npos ? "./" + typed : typed;
+}
+
 }  // namespace
 
 std::string resume_command(const std::string& run, int64_t ranks) {
-  return fmt::format("trireme train --resume {}{}", run, ranks_option(ranks));
+  return fmt::format("{} --resume {}{}", trainer_of(run), run, ranks_option(ranks));
 }
 
 std::string again_command(const std::string& run, int64_t ranks) {
-  return fmt::format("trireme train {}/config.yaml{}", run, ranks_option(ranks));
+  return fmt::format("{} {}/config.yaml{}", trainer_of(run), run, ranks_option(ranks));
 }
 
 std::vector<std::string> list_runs(const std::string& root, const std::string& name) {

@@ -24,6 +24,7 @@ namespace trireme::report {
 
 struct Manifest {
   std::string command;      ///< as typed
+  std::string program = {};  ///< that trains instead of `trireme train` (cli/train_main.h); empty: none
   std::string config_yaml;  ///< resolved, with origins; goes to config.yaml
   std::string device;       ///< "cpu" or "cuda"
   std::string mesh;         ///< "dp_shard=2"
@@ -137,8 +138,9 @@ class RunDirectory {
 /// `path` as a user would type it: relative where it lies below the current folder.
 std::string as_typed(const std::string& path);
 
-/// How a user goes on with `run`, given as typed: "trireme train --resume RUN -n 4". `ranks` as the user
-/// asked for them; 0: as many as there are by default.
+/// How a user goes on with `run`, given as typed: "trireme train --resume RUN -n 4", or the program that has
+/// trained it in place of the first two words. `ranks` as the user asked for them; 0: as many as there are by
+/// default.
 std::string resume_command(const std::string& run, int64_t ranks);
 /// "trireme train RUN/config.yaml -n 4".
 std::string again_command(const std::string& run, int64_t ranks);

@@ -6,15 +6,94 @@
 
 #include "trireme/base/error.h"
 #include "trireme/base/text.h"
+#include "trireme/data/mixture.h"
 #include "trireme/train/token_data.h"
 
 namespace trireme::train {
 namespace {
 
+/// Samples of the program, whose tokens and order are as they must be, or an error says which are not.
+class CheckedSamples : public data::TokenSamples {
+ public:
+  CheckedSamples(std::shared_ptr<const data::TokenSamples> samples, int64_t vocab_size)
+      : samples_(std::move(samples)), vocab_size_(vocab_size) {}
+
+  int64_t size() const override { return samples_->size(); }
+  int64_t seq_len() const override { return samples_->seq_len(); }
+  uint64_t digest() const override { return samples_->digest(); }
+  bool ignores_targets() const override { return samples_->ignores_targets(); }
+  void read(int64_t index, std::span<int64_t> tokens) const override {
+    samples_->read(index, tokens);
+    check(index, "token", tokens, false);
+  }
+  void read_targets(int64_t index, std::span<int64_t> tokens, std::span<int64_t> targets) const override {
+    samples_->read_targets(index, tokens, targets);
+    check(index, "token", tokens, false);
+    check(index, "target", targets, ignores_targets());
+  }
+  int64_t kept_targets(int64_t index) const override;
+  std::vector<int64_t> order(int64_t begin, int64_t count, uint64_t seed) const override;
+
+ private:
+  void check(int64_t index, const char* what, std::span<const int64_t> values, bool may_be_ignored) const;
+
+  std::shared_ptr<const data::TokenSamples> samples_;
+  int64_t vocab_size_;
+};
+
+void CheckedSamples::check(int64_t index, const char* what, std::span<const int64_t> values,
+                           bool may_be_ignored) const {
+  for (size_t i = 0; i < values.size(); ++i) {
+    if (values[i] >= 0 && values[i] < vocab_size_) continue;
+    if (may_be_ignored && values[i] == data::kIgnoredTarget) continue;
+    throw DataError(
+        "[train.program] {} {} of sample {} is {}, but OwnTokens::vocab_size={}; give values from 0 to {}",
+        what, i, index, values[i], vocab_size_, vocab_size_ - 1);
+  }
+}
+
+int64_t CheckedSamples::kept_targets(int64_t index) const {
+  const int64_t kept = samples_->kept_targets(index);
+  if (kept >= 0 && kept <= seq_len()) return kept;
+  throw DataError("[train.program] kept_targets({}) of the samples is {}; give a number from 0 to {}", index,
+                  kept, seq_len());
+}
+
+std::vector<int64_t> CheckedSamples::order(int64_t begin, int64_t count, uint64_t seed) const {
+  std::vector<int64_t> indices = samples_->order(begin, count, seed);
+  if (std::ssize(indices) != count) {
+    throw DataError(
+        "[train.program] order({}, {}) of the samples has {} entries; give as many as it asks for", begin,
+        count, indices.size());
+  }
+  for (const int64_t index : indices) {
+    if (index >= 0 && index < size()) continue;
+    throw DataError("[train.program] order({}, {}) of the samples has {}; give numbers from 0 to {}", begin,
+                    count, index, size() - 1);
+  }
+  return indices;
+}
+
+/// Sources of a held-out mixture are validated for themselves: their first samples alone would be those of
+/// the first source.
+std::vector<HeldOutTokens> held_out_sets_of(const OwnTokens& tokens) {
+  if (!tokens.held_out) return {};
+  const auto checked = [&](const std::shared_ptr<const data::TokenSamples>& samples) {
+    return std::make_shared<CheckedSamples>(samples, tokens.vocab_size);
+  };
+  const auto* const mixture = dynamic_cast<const data::Mixture*>(tokens.held_out.get());
+  if (mixture == nullptr) return {{{}, checked(tokens.held_out)}};
+  std::vector<HeldOutTokens> sets;
+  for (const data::MixedSource& source : mixture->sources())
+    sets.push_back({{.name = source.name, .weight = source.weight}, checked(source.samples)});
+  return sets;
+}
+
 class OwnData : public TokenData {
  public:
   OwnData(const plan::Config& config, const OwnTokens& tokens)
-      : TokenData(config, tokens.train, tokens.held_out),
+      : TokenData(config, std::make_shared<CheckedSamples>(tokens.train, tokens.vocab_size),
+                  held_out_sets_of(tokens), std::dynamic_pointer_cast<const data::Mixture>(tokens.train)),
         description_(tokens.description),
         vocab_size_(tokens.vocab_size) {}
 
@@ -29,8 +108,7 @@ class OwnData : public TokenData {
     if (vocab_size_ <= model.vocab_size) return;
     throw ConfigError(
         "[train.data] the tokens of the program's data go up to {}, but model.vocab_size={}; set it to at "
-        "least "
-        "{}",
+        "least {}",
         vocab_size_ - 1, model.vocab_size, vocab_size_);
   }
 
@@ -69,8 +147,7 @@ void check_metric(const Metric& metric, std::set<std::string>& taken) {
   if (!metric.add || metric.sums < 1 || (!metric.value && metric.sums != 2)) {
     throw ConfigError(
         "[train.program] the metric '{}' has {} sums{}{}; give it add() and at least 1, and value() unless "
-        "it "
-        "is the first of 2 divided by the second",
+        "it is the first of 2 divided by the second",
         metric.name, metric.sums, metric.add ? "" : ", no add()", metric.value ? "" : ", no value()");
   }
 }
@@ -85,6 +162,13 @@ std::shared_ptr<const RunData> make_run_data(const plan::Config& config, OwnToke
   if (!tokens.train) throw ConfigError("[train.program] there are no training samples; set OwnTokens::train");
   check_samples("training", *tokens.train, config);
   if (tokens.held_out) check_samples("held-out", *tokens.held_out, config);
+  if (config.train.epochs > 0 && dynamic_cast<const data::Mixture*>(tokens.train.get()) != nullptr) {
+    throw ConfigError(
+        "[train.program] sources of a mixture end their epochs at different times, so train.epochs={} says "
+        "no "
+        "length; set train.steps",
+        config.train.epochs);
+  }
   if (tokens.vocab_size < 1) {
     throw ConfigError("[train.program] vocab_size={} of the program's data; say how many tokens there are",
                       tokens.vocab_size);
@@ -96,8 +180,7 @@ std::shared_ptr<const RunData> open_program_data(const TrainOptions& run) {
   if (run.program == nullptr || !run.program->open_data) {
     throw ConfigError(
         "[train.program] data.path={} stands for the data of a program of your own, but this program has "
-        "none; "
-        "start that one, or set data.path to a text or 'builtin'",
+        "none; start that one, or set data.path to a text or 'builtin'",
         plan::kProgramData);
   }
   std::shared_ptr<const RunData> data = run.program->open_data(run.config);

@@ -62,8 +62,9 @@ struct OwnTokens {
 };
 
 /// That data in the order that text has: shuffled by the seed anew in each epoch, the same on any number of
-/// ranks, and gone on with exactly. Throws ConfigError where samples are not of data.seq_len tokens, or there
-/// are none.
+/// ranks, and gone on with exactly. Sources of a held-out data::Mixture are validated for themselves. Throws
+/// ConfigError where samples are not of data.seq_len tokens, or there are none. What it reads later throws
+/// DataError for tokens outside the vocabulary, and for an order() of other samples than there are.
 std::shared_ptr<const RunData> make_run_data(const plan::Config& config, OwnTokens tokens);
 
 /// Throws ConfigError where names of metrics are not as they must be, or this config cannot measure them.

@@ -177,18 +177,16 @@ void restore_callbacks(Parts& parts, const Json& run, const std::string& path) {
   if (found == run.end()) return;  // the checkpoint is of an old version
   const Program& program = parts.program;
   const Json& states = checkpoint::value_of(*found, "states", path);
-  const bool any = std::ranges::any_of(states, [](const Json& state) { return state != ""; });
-  if (any && states.size() != program.callbacks.size()) {
+  if (!states.empty() && states.size() != program.callbacks.size()) {
     throw ConfigError(
         "[train.resume] {} was written by a program with {} callbacks, but this one has {}; use the program "
         "that "
         "wrote it, or start a new run",
         path, states.size(), program.callbacks.size());
   }
-  for (size_t i = 0; any && i < program.callbacks.size(); ++i) {
+  for (size_t i = 0; i < states.size(); ++i) {
     program.callbacks[i]->restore(text_in_hex(states[i], path));
   }
-  if (program.callbacks.empty()) return;
   parts.callbacks = {.told_at = checkpoint::count_of(*found, "told_at", path),
                      .end_reason = text_in_hex(checkpoint::value_of(*found, "end_reason", path), path)};
 }

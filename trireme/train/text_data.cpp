@@ -11,9 +11,10 @@
 
 namespace trireme::train {
 
-std::shared_ptr<const data::TokenSamples> held_out_of(const data::PreparedCorpus& corpus, int64_t seq_len) {
-  if (corpus.val_tokens <= seq_len) return nullptr;
-  return std::make_shared<data::Dataset>(corpus.folder, "val", seq_len);
+std::vector<HeldOutTokens> held_out_of(const data::PreparedCorpus& corpus, int64_t seq_len,
+                                       const RunData::HeldOutSet& set) {
+  if (corpus.val_tokens <= seq_len) return {};
+  return {{set, std::make_shared<data::Dataset>(corpus.folder, "val", seq_len)}};
 }
 
 namespace {
@@ -22,7 +23,7 @@ class TextData : public TokenData {
  public:
   TextData(const plan::Config& config, data::PreparedCorpus corpus)
       : TokenData(config, std::make_shared<data::Dataset>(corpus.folder, "train", config.data.seq_len),
-                  held_out_of(corpus, config.data.seq_len)),
+                  held_out_of(corpus, config.data.seq_len, {})),
         corpus_(std::move(corpus)) {}
 
   std::string description() const override { return corpus_.description; }

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "trireme/base/hash.h"
 #include "trireme/data/loader.h"
 #include "trireme/nn/context.h"
 
@@ -69,29 +70,61 @@ Feed TokenData::feed(const FeedOptions& options) const {
   return [loader, options] { return tokens_of_rank(loader->next(), options); };
 }
 
-/// Data-parallel ranks take contiguous parts, and a rank that runs out joins the others with no rows.
-ValidationFeed TokenData::validation(int64_t most, const FeedOptions& options) const {
-  return validation_on(val_, most, options);
+uint64_t TokenData::held_out_digest() const {
+  if (held_out_.empty()) return 0;
+  if (held_out_.size() == 1) return held_out_.front().samples->digest();
+  StreamingHash hash;
+  for (const HeldOutTokens& held_out : held_out_) {
+    const uint64_t digest = held_out.samples->digest();
+    hash.update(&digest, sizeof digest);
+  }
+  return hash.digest();
 }
 
-ValidationFeed validation_on(const std::shared_ptr<const data::TokenSamples>& held_out, int64_t most,
-                             const FeedOptions& options) {
+int64_t TokenData::val_samples() const {
+  int64_t all = 0;
+  for (const HeldOutTokens& held_out : held_out_) all += held_out.samples->size();
+  return all;
+}
+
+std::vector<RunData::HeldOutSet> TokenData::held_out_sets() const {
+  std::vector<HeldOutSet> sets;
+  for (const HeldOutTokens& held_out : held_out_) {
+    if (!held_out.set.name.empty()) sets.push_back(held_out.set);
+  }
+  return sets;
+}
+
+std::vector<SourceUse> TokenData::sources_in(int64_t samples) const {
+  std::vector<SourceUse> uses;
+  for (size_t i = 0; mixture_ && i < mixture_->sources().size(); ++i) {
+    uses.push_back({.name = mixture_->sources()[i].name,
+                    .share = mixture_->source_order().share(i),
+                    .samples = mixture_->source_order().turns(i, samples),
+                    .epochs = mixture_->epochs(i, samples)});
+  }
+  return uses;
+}
+
+ValidationFeed TokenData::validation_of(size_t set, int64_t most, const FeedOptions& options) const {
+  const std::shared_ptr<const data::TokenSamples> held_out = held_out_.at(set).samples;
   const int64_t ranks = options.dp_size, total = std::min(most, held_out->size()),
                 at_once = options.micro_batch;
   const auto part_of = [=](int64_t rank) { return Part{total * rank / ranks, total * (rank + 1) / ranks}; };
   const int64_t largest_part = (total + ranks - 1) / ranks;
   const auto done = std::make_shared<int64_t>(0);
-  const auto next = [=, val = held_out, mine = part_of(options.dp_rank)] {
+  const auto next = [=, mine = part_of(options.dp_rank)] {
     const int64_t rows = mine.rows(*done, at_once);
-    data::Batch batch = read_samples(*val, rows > 0 ? mine.begin + *done : 0, std::max<int64_t>(1, rows));
+    data::Batch batch =
+        read_samples(*held_out, rows > 0 ? mine.begin + *done : 0, std::max<int64_t>(1, rows));
     batch.rows = rows;
     for (int64_t rank = 0; rank < ranks; ++rank) {
       const Part part = part_of(rank);
       const int64_t first = part.begin + *done, count = part.rows(*done, at_once);
       batch.step_rows += count;
-      batch.step_kept += kept_between(*val, first, first + count);
+      batch.step_kept += kept_between(*held_out, first, first + count);
     }
-    if (rows > 0) batch.kept = kept_between(*val, mine.begin + *done, mine.begin + *done + rows);
+    if (rows > 0) batch.kept = kept_between(*held_out, mine.begin + *done, mine.begin + *done + rows);
     *done += at_once;
     return tokens_of_rank(std::move(batch), options);
   };

@@ -3,38 +3,54 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
+#include "trireme/data/mixture.h"
 #include "trireme/data/token_samples.h"
 #include "trireme/plan/config.h"
 #include "trireme/train/run_data.h"
 
 namespace trireme::train {
 
-/// Micro-batches of at most `most` of these samples, as RunData::validation() has it.
-ValidationFeed validation_on(const std::shared_ptr<const data::TokenSamples>& held_out, int64_t most,
-                             const FeedOptions& options);
+/// Held-out samples that are validated for themselves.
+struct HeldOutTokens {
+  RunData::HeldOutSet set;  ///< the only one may have no name
+  std::shared_ptr<const data::TokenSamples> samples;
+};
 
 class TokenData : public RunData {
  public:
   std::string counted() const override { return "tokens"; }
   int64_t samples() const override { return train_->size(); }
   uint64_t digest() const override { return train_->digest(); }
-  uint64_t held_out_digest() const override { return val_ ? val_->digest() : 0; }
+  uint64_t held_out_digest() const override;
   Feed feed(const FeedOptions& options) const override;
-  int64_t val_samples() const override { return val_ ? val_->size() : 0; }
-  ValidationFeed validation(int64_t most, const FeedOptions& options) const override;
+  int64_t val_samples() const override;
+  std::vector<HeldOutSet> held_out_sets() const override;
+  ValidationFeed validation(int64_t most, const FeedOptions& options) const override {
+    return validation_of(0, most, options);
+  }
+  /// Data-parallel ranks take contiguous parts, and a rank that runs out joins the others with no rows.
+  ValidationFeed validation_of(size_t set, int64_t most, const FeedOptions& options) const override;
+  std::vector<SourceUse> sources_in(int64_t samples) const override;
 
  protected:
-  /// `val` may be null: nothing is held out.
+  /// `mixture`: what `train` is made of, where it is one.
   TokenData(plan::Config config, std::shared_ptr<const data::TokenSamples> train,
-            std::shared_ptr<const data::TokenSamples> val)
-      : config_(std::move(config)), train_(std::move(train)), val_(std::move(val)) {}
+            std::vector<HeldOutTokens> held_out, std::shared_ptr<const data::Mixture> mixture = nullptr)
+      : config_(std::move(config)),
+        train_(std::move(train)),
+        held_out_(std::move(held_out)),
+        mixture_(std::move(mixture)) {}
 
   const plan::Config& config() const { return config_; }
+  const data::Mixture* mixture() const { return mixture_.get(); }
 
  private:
   plan::Config config_;
-  std::shared_ptr<const data::TokenSamples> train_, val_;
+  std::shared_ptr<const data::TokenSamples> train_;
+  std::vector<HeldOutTokens> held_out_;
+  std::shared_ptr<const data::Mixture> mixture_;
 };
 
 }  // namespace trireme::train
