@@ -42,7 +42,8 @@ TEST_F(OwnProgram, TrainsAsTheCommandDoesWithItsDataMetricAndCallback) {
 }
 
 TEST_F(OwnProgram, StopsAndGoesOnExactly) {
-  const Words words = {"-n", "2", "--train.steps=12", "--train.val_every=4", "--checkpoint.every=3"};
+  const Words words = {
+      "-n", "2", "--train.steps=12", "--train.val_every=4", "--checkpoint.every=3", "--optim.warmup_steps=2"};
   ASSERT_EQ(run_own(words + Words{"--name=whole"}).code, 0);
   const std::string whole = summary()["weights_digest"];
   ASSERT_EQ(run_own(words + Words{"--name=part", "--train.steps=6"}).code, 0);

@@ -360,7 +360,9 @@ TEST_F(ProgramRun, ACallbackMayComeToARunThatHadNone) {
   const TrainResult resumed = run_program(1, true);
   EXPECT_EQ(resumed.summary.steps, 10);
   ASSERT_EQ(states_.size(), 1u);
-  EXPECT_EQ(states_.begin()->substr(0, 3), "s4 ");
+  EXPECT_EQ(states_.begin()->substr(0, 3), "v4=") << "of the validation that nobody has heard of yet";
+  EXPECT_NE(states_.begin()->find(" s5 "), std::string::npos) << *states_.begin();
+  EXPECT_EQ(states_.begin()->find("s4 "), std::string::npos) << *states_.begin();
 }
 
 TEST_F(ProgramRun, NeedsAProgramAndATokenizerForASample) {
