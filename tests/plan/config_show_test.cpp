@@ -166,7 +166,7 @@ TEST(ConfigSchema, DescribesEveryFieldAndNothingElse) {
     EXPECT_EQ(property["description"], field.help) << field.key;
     static constexpr const char* kTypes[] = {"integer", "number", "boolean", "string"};
     const nlohmann::json type = kTypes[value_of(field).index()];
-    EXPECT_EQ(property["type"], field.is_mapping ? nlohmann::json{"object", type} : type) << field.key;
+    EXPECT_EQ(property["type"], (field.is_mapping ? nlohmann::json{"object", type} : type)) << field.key;
     EXPECT_EQ(property.contains("enum"), !field.choices.empty()) << field.key;
     EXPECT_EQ(property.contains("minimum"), field.min.has_value()) << field.key;
     EXPECT_EQ(property.contains("maximum"), field.max.has_value()) << field.key;
