@@ -23,11 +23,11 @@
 namespace trireme::report {
 
 struct Manifest {
-  std::string command;      ///< as typed
+  std::string command;       ///< as typed
   std::string program = {};  ///< that trains instead of `trireme train` (cli/train_main.h); empty: none
-  std::string config_yaml;  ///< resolved, with origins; goes to config.yaml
-  std::string device;       ///< "cpu" or "cuda"
-  std::string mesh;         ///< "dp_shard=2"
+  std::string config_yaml;   ///< resolved, with origins; goes to config.yaml
+  std::string device;        ///< "cpu" or "cuda"
+  std::string mesh;          ///< "dp_shard=2"
   int64_t ranks = 1;
   /// Copies of files that the config names (plan::texts_to_keep()): name in the run's directory and text.
   std::map<std::string, std::string> files = {};
