@@ -46,6 +46,40 @@ TEST(Verify, OtherWeightsAreNamed) {
                  [](TargetResult& target) { target.samples[1].weights_digest = "ff"; });
 }
 
+/// Runs of which no two end alike; proofs, where there are some, all end with `digest`, but the last with
+/// `last`.
+void vary(TargetResult& target, const std::string& digest, const std::string& last) {
+  for (size_t i = 0; i < target.samples.size(); ++i) {
+    target.samples[i].why_bits_vary = "attention adds as it likes";
+    target.samples[i].weights_digest = fmt::format("{:02x}", i);
+    target.samples[i].losses[7] *= 1.0 + 1e-3 * static_cast<double>(i);  // small differences have grown
+  }
+  for (int64_t arm = 0; arm < 2 && !digest.empty(); ++arm) {
+    target.proofs.push_back(planted_sample({.arm = arm}, 20.0));
+    target.proofs.back().weights_digest = arm == 1 ? last : digest;
+    target.proofs.back().losses.resize(6);
+  }
+}
+
+TEST(Verify, WhereBitsVaryDeterministicRunsTell) {
+  TargetResult target = planted_target();
+  EXPECT_FALSE(needs_proofs(target));
+  vary(target, "", "");
+  EXPECT_TRUE(needs_proofs(target));
+  EXPECT_EQ(reason_after([](TargetResult& varying) { vary(varying, "aa", "aa"); }), "");
+  expect_blocked("the loss of step 8", [](TargetResult& varying) { vary(varying, "", ""); });
+  expect_blocked("after 6 steps with train.deterministic=true its weights have the digest bb, and aa",
+                 [](TargetResult& varying) { vary(varying, "aa", "bb"); });
+  expect_blocked("the loss of step 3 is", [](TargetResult& varying) {
+    vary(varying, "aa", "aa");
+    varying.samples[1].losses[2] *= 1.1;
+  });
+  expect_blocked("run with train.deterministic=true, it ended with code 5", [](TargetResult& varying) {
+    vary(varying, "aa", "aa");
+    varying.proofs[1].code = 5;
+  });
+}
+
 TEST(Verify, AnArmOwesNoMoreThanItDeclares) {
   const auto plant = [](Owed owed, double bound, double loss) {
     return [=](TargetResult& target) {

@@ -75,7 +75,8 @@ Json target_json(const TargetResult& target) {
       {"scores", scores_json(target)},
       {"checks", checks},
       {"samples", target.samples},
-      {"twins", target.twins}};
+      {"twins", target.twins},
+      {"proofs", target.proofs}};
 }
 
 State state_from(const std::string& text) {
@@ -109,6 +110,7 @@ TargetResult target_from(const Json& json) {
         {.what = check.at("what"), .holds = check.at("holds"), .detail = check.at("detail")});
   json.at("samples").get_to(target.samples);
   json.at("twins").get_to(target.twins);
+  if (json.contains("proofs")) json.at("proofs").get_to(target.proofs);
   const auto count = static_cast<int64_t>(target.arms.size());
   for (const Sample& sample : target.samples) {
     if (sample.slot.arm < 0 || sample.slot.arm >= count)
@@ -162,11 +164,21 @@ std::vector<Score> score(const TargetResult& target) {
                target.state == State::kMeasured);
 }
 
+bool needs_proofs(const TargetResult& target) {
+  return std::ranges::any_of(target.samples, [&](const Sample& sample) {
+    const Sample& first = target.samples.front();
+    const bool owes_weights = target.arms[static_cast<size_t>(sample.slot.arm)].owed == Owed::kSameWeights;
+    const bool varies = !sample.why_bits_vary.empty() || !first.why_bits_vary.empty();
+    return owes_weights && varies && sample.weights_digest != first.weights_digest;
+  });
+}
+
 void judge(TargetResult& target, const std::string& why_no_twin) {
   target.checks = verify({.arms = &target.arms,
                           .samples = &target.samples,
                           .twin = target.twins.empty() ? nullptr : &target.twins.front(),
                           .why_no_twin = why_no_twin,
+                          .proofs = &target.proofs,
                           .steps = target.steps});
   target.state = all_hold(target.checks) ? State::kMeasured : State::kBlocked;
   if (target.state == State::kMeasured) return;

@@ -34,6 +34,8 @@ struct TargetResult {
   std::vector<std::vector<std::string>> keys;  ///< of each arm, all that were given
   std::vector<Sample> samples;                 ///< in the order in which they were made
   std::vector<Sample> twins;                   ///< a run on one rank, or none
+  /// Short runs of all arms with train.deterministic=true, by arm; none where bits do not vary.
+  std::vector<Sample> proofs = {};
   std::vector<Check> checks;
 };
 
@@ -59,6 +61,10 @@ struct Results {
 
 /// The scores of a target's arms.
 std::vector<Score> score(const TargetResult& target);
+
+/// Whether arms that owe the same weights came to others because bits of equal runs vary there: then proofs
+/// tell.
+bool needs_proofs(const TargetResult& target);
 
 /// Judges a target whose runs are all there: checks and state.
 void judge(TargetResult& target, const std::string& why_no_twin);

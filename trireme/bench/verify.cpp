@@ -84,6 +84,30 @@ std::string wrong_losses(const std::vector<double>& ours, const std::vector<doub
   return "";
 }
 
+/// Bits of equal runs vary, so those of runs with train.deterministic=true tell; without these, or where
+/// their bits vary, too, the losses of the first steps, before small differences have grown.
+std::string wrong_where_bits_vary(const Evidence& evidence, const Sample& sample) {
+  const Sample& other = reference(evidence);
+  if (evidence.proofs == nullptr || evidence.proofs->empty())
+    return wrong_losses(sample.losses, other.losses, loss_bound(sample.compute));
+  const Sample& theirs = evidence.proofs->front();
+  const Sample& proof = (*evidence.proofs)[static_cast<size_t>(sample.slot.arm)];
+  for (const Sample* one : {&theirs, &proof}) {
+    if (const std::string wrong = wrong_end(*one); !wrong.empty())
+      return "run with train.deterministic=true, " + wrong;
+  }
+  const bool is_exact = proof.why_bits_vary.empty() && theirs.why_bits_vary.empty();
+  if (is_exact && proof.weights_digest != theirs.weights_digest) {
+    return fmt::format(
+        "after {} steps with train.deterministic=true its weights have the digest {}, and {} of the "
+        "reference",
+        proof.losses.size(), proof.weights_digest, theirs.weights_digest);
+  }
+  std::vector<double> first = sample.losses;
+  first.resize(std::min(first.size(), proof.losses.size()));
+  return wrong_losses(first, other.losses, loss_bound(sample.compute));
+}
+
 std::string wrong_result(const Evidence& evidence, const Sample& sample) {
   const Arm& arm = arm_of(evidence, sample);
   const Sample& other = reference(evidence);
@@ -100,7 +124,7 @@ std::string wrong_result(const Evidence& evidence, const Sample& sample) {
   if (sample.weights_digest.empty()) return "it has no digest of its weights";
   if (sample.weights_digest == other.weights_digest) return "";
   if (!sample.why_bits_vary.empty() || !other.why_bits_vary.empty())
-    return wrong_losses(sample.losses, other.losses, loss_bound(sample.compute));
+    return wrong_where_bits_vary(evidence, sample);
   return fmt::format("its weights have the digest {}, and {} of the reference", sample.weights_digest,
                      other.weights_digest);
 }
@@ -163,17 +187,22 @@ Check check_twin(const Evidence& evidence) {
                                     : problem};
 }
 
-/// Where bits of equal runs vary, weights that differ are held to be equal if their losses are near.
-std::string why_losses_stood_for_weights(const Evidence& evidence) {
+/// Where bits of equal runs vary, other runs or losses show that weights are the same.
+std::string what_stood_for_weights(const Evidence& evidence) {
   for (const Sample& sample : *evidence.samples) {
     const bool differs = arm_of(evidence, sample).owed == Owed::kSameWeights &&
                          sample.weights_digest != reference(evidence).weights_digest;
     if (!differs) continue;
     const std::string& why =
         sample.why_bits_vary.empty() ? reference(evidence).why_bits_vary : sample.why_bits_vary;
+    const bool is_proven = evidence.proofs != nullptr && !evidence.proofs->empty() &&
+                           evidence.proofs->front().why_bits_vary.empty();
     return fmt::format(
-        "digests differ, since bits vary here ({}), so losses within {:g} stood for equal weights", why,
-        loss_bound(sample.compute));
+        "digests differ, since bits vary here ({}), so {} stood for equal weights", why,
+        is_proven
+            ? fmt::format("{} steps with train.deterministic=true, whose weights have the digest {},",
+                          evidence.proofs->front().losses.size(), evidence.proofs->front().weights_digest)
+            : fmt::format("losses within {:g}", loss_bound(sample.compute)));
   }
   return "";
 }
@@ -181,7 +210,7 @@ std::string why_losses_stood_for_weights(const Evidence& evidence) {
 std::string owed_by_all(const Evidence& evidence) {
   std::vector<std::string> lines;
   for (const Arm& arm : *evidence.arms) lines.push_back(fmt::format("{}: {}", arm.name, owed_text(arm)));
-  if (const std::string why = why_losses_stood_for_weights(evidence); !why.empty()) lines.push_back(why);
+  if (const std::string why = what_stood_for_weights(evidence); !why.empty()) lines.push_back(why);
   return join(lines, "; ");
 }
 

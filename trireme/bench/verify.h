@@ -23,7 +23,9 @@ struct Evidence {
   const std::vector<Sample>* samples = nullptr;
   const Sample* twin = nullptr;  ///< a run of the reference's workload on one rank; none: there is none
   std::string why_no_twin = {};  ///< said where there is none
-  int64_t steps = 0;             ///< that every run was to make, warm-up included
+  /// Short runs of all arms with train.deterministic=true, by arm; null or empty: there are none.
+  const std::vector<Sample>* proofs = nullptr;
+  int64_t steps = 0;  ///< that every run was to make, warm-up included
 };
 
 /// All checks, those that failed among them. Where a run has not ended well, only that is said.

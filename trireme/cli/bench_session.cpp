@@ -146,6 +146,7 @@ void take_over(bench::Results& results, const bench::Results& earlier) {
           "[cli.bench] --continue: {} was {} or had other ranks, threads, steps or keys; measure all again",
           target.name, before.name);
     if (std::ranges::all_of(before.twins, went_well)) target.twins = before.twins;
+    if (std::ranges::all_of(before.proofs, went_well)) target.proofs = before.proofs;
     for (const bench::Sample& sample : before.samples) {
       if (!went_well(sample)) break;
       target.samples.push_back(sample);
@@ -192,6 +193,7 @@ int BenchSession::run_target(size_t index) {
     if (code != 0 || target.state == bench::State::kFailed) return code;
   }
   if (const int code = run_twin(planned, target, front); code != 0) return code;
+  if (const int code = run_proofs(planned, target, front); code != 0) return code;
   judge(target, planned.why_no_twin);
   return 0;
 }
@@ -228,6 +230,22 @@ int BenchSession::run_twin(const PlannedTarget& planned, bench::TargetResult& ta
   if (was_asked_to_stop(done.code)) return done.code;
   target.twins = {bench::read_sample(done.run_directory, {}, done.code)};
   twins_.emplace_back(key, target.twins.front());
+  return 0;
+}
+
+int BenchSession::run_proofs(const PlannedTarget& planned, bench::TargetResult& target, Front& front) {
+  if (!bench::needs_proofs(target)) return 0;
+  const int64_t steps = planned.twin_steps > 0 ? planned.twin_steps : target.steps;
+  for (size_t arm = target.proofs.size(); arm < target.arms.size(); ++arm) {
+    BenchRun run = planned.arms[arm];
+    run.label += ", verified with train.deterministic=true";
+    run.overrides.emplace_back("train.deterministic=true");
+    const BenchResult done = train_once(run, runs_of(planned, planned.arm_ranks[arm], steps), front);
+    if (was_asked_to_stop(done.code)) return done.code;
+    target.proofs.push_back(
+        bench::read_sample(done.run_directory, {.arm = static_cast<int64_t>(arm)}, done.code));
+    write();
+  }
   return 0;
 }
 

@@ -30,6 +30,7 @@ class BenchSession {
   int run_slot(const PlannedTarget& planned, bench::TargetResult& target, const bench::Slot& slot,
                Front& front);
   int run_twin(const PlannedTarget& planned, bench::TargetResult& target, Front& front);
+  int run_proofs(const PlannedTarget& planned, bench::TargetResult& target, Front& front);
   void write() const;
 
   const LabPlan& plan_;

@@ -19,6 +19,7 @@
 #include "trireme/cli/worker_verbs.h"
 #include "trireme/comm/world.h"
 #include "trireme/kernels/device.h"
+#include "trireme/kernels/fp8.h"
 #include "trireme/kernels/matmul.h"
 #include "trireme/kernels/moment.h"
 #include "trireme/kernels/tensor_ops.h"
@@ -106,8 +107,21 @@ class Probe {
 
   plan::ProductGrids products() const {
     plan::ProductGrids grids;
-    for (size_t pass = 0; pass < plan::kProductPasses; ++pass)
-      grids[pass] = grid(static_cast<ProductPass>(pass));
+    for (size_t pass = 0; pass < plan::kProductPasses; ++pass) {
+      grids[pass] = grid(
+          [&](int64_t m, int64_t n, int64_t k) { return product(static_cast<ProductPass>(pass), m, n, k); });
+    }
+    return grids;
+  }
+
+  /// Of matrices that are cast already; casts are passes over memory.
+  plan::ProductGrids fp8_products() const {
+    plan::ProductGrids grids;
+    for (size_t pass = 0; pass < plan::kProductPasses; ++pass) {
+      // As precision.fp8_fast has it, unless it is set.
+      const bool fast = static_cast<ProductPass>(pass) == ProductPass::kForward;
+      grids[pass] = grid([&](int64_t m, int64_t n, int64_t k) { return fp8_product(fast, m, n, k); });
+    }
     return grids;
   }
 
@@ -150,11 +164,11 @@ class Probe {
   at::Tensor rows(int64_t width) const { return at::randn({sizes_.rows, width}, options_); }
   static double bytes(const at::Tensor& tensor) { return static_cast<double>(tensor.nbytes()); }
 
-  plan::ProductGrid grid(ProductPass pass) const {
+  plan::ProductGrid grid(const std::function<double(int64_t, int64_t, int64_t)>& seconds_of) const {
     plan::ProductGrid grid{.m = sizes_.axis, .n = sizes_.axis, .k = sizes_.axis, .seconds = {}};
     for (const int64_t m : grid.m) {
       for (const int64_t n : grid.n) {
-        for (const int64_t k : grid.k) grid.seconds.push_back(product(pass, m, n, k));
+        for (const int64_t k : grid.k) grid.seconds.push_back(seconds_of(m, n, k));
       }
     }
     return rising(std::move(grid));
@@ -167,6 +181,17 @@ class Probe {
     const at::Tensor b =
         pass == ProductPass::kForward ? at::randn({n, k}, options_).t() : at::randn({k, n}, options_);
     return clock_.seconds_of([&] { kernels::matmul(out, a, b); });
+  }
+
+  double fp8_product(bool fast, int64_t m, int64_t n, int64_t k) const {
+    const auto cast = [&](int64_t rows) {
+      const at::Tensor x = at::randn({rows, k}, options_);
+      const kernels::Fp8Cast how{.scaling = kernels::Fp8Scaling::kTensor};
+      return kernels::fp8_cast(x, kernels::fp8_amax(x, how.scaling), how, kernels::Fp8Copy::kPlain).plain;
+    };
+    at::Tensor out = at::empty({m, n}, options_);
+    const kernels::Fp8Matrix a = cast(m), b = cast(n);
+    return clock_.seconds_of([&] { kernels::fp8_matmul(out, a, b, fast); });
   }
 
   /// A machine that was disturbed may have taken longer for less.
@@ -339,6 +364,10 @@ plan::Rates measure(const std::shared_ptr<comm::World>& world) {
     rates.attention[name] = probe.attention();
     rates.memory[name] = probe.memory();
     if (dtype == at::kFloat) rates.launch_s = probe.launch_s();
+    if (dtype != at::kBFloat16 || !kernels::fp8_lack(world->device(), kernels::Fp8Scaling::kTensor).empty())
+      continue;
+    say("products in fp8");
+    rates.products["fp8"] = probe.fp8_products();
   }
   say(world->size() > 1 ? fmt::format("links of {} ranks", world->size())
                         : "one rank has no links to measure");
