@@ -179,6 +179,19 @@ TEST(Dataset, RefusesAShardThatTheIndexDescribesDifferently) {
   EXPECT_NE(message.find("8 tokens"), std::string::npos) << message;
 }
 
+/// A map of it would end the process (SIGBUS).
+TEST(Dataset, AShardThatBecomesShorterIsNamed) {
+  const Scratch scratch;
+  testing::write_tokens(scratch.path(""), numbered(64, 256), {256, 16, 64});
+  const Dataset dataset(scratch.path(""), "train", 3);
+  std::vector<int64_t> sample(4);
+  dataset.read(0, sample);
+  std::filesystem::resize_file(scratch.path("train-00000.tokens"), 100);
+  dataset.read(1, sample);
+  const std::string message = testing::message_of<DataError>([&] { dataset.read(19, sample); });
+  EXPECT_NE(message.find("train-00000.tokens: it has become shorter"), std::string::npos) << message;
+}
+
 TEST(Dataset, RefusesUnknownSplitsAndIndicesOutside) {
   const Scratch scratch;
   testing::write_tokens(scratch.path(""), numbered(10, 256), {256, 4, 8});

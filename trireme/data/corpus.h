@@ -1,5 +1,5 @@
 #pragma once
-// From text on disk to memory-mapped token shards in the cache: documents are listed in a fixed order, split
+// From text on disk to token shards in the cache: documents are listed in a fixed order, split
 // into training and validation, tokenised, packed, checksummed and committed by rename. A second call finds
 // the result by its key and verifies sizes only.
 #include <cstdint>

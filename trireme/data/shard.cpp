@@ -1,6 +1,7 @@
 #include "trireme/data/shard.h"
 
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -10,6 +11,7 @@
 #include <cstring>
 
 #include "trireme/base/error.h"
+#include "trireme/base/file.h"
 #include "trireme/base/hash.h"
 #include "trireme/base/round_up.h"
 #include "trireme/data/posix.h"
@@ -18,7 +20,7 @@ namespace trireme::data {
 namespace {
 
 static_assert(std::endian::native == std::endian::little,
-              "token shards are little-endian and mapped as they are");
+              "token shards are little-endian and read as they are");
 
 constexpr std::array<char, 8> kMagic = {'T', 'R', 'I', 'T', 'O', 'K', 'E', 'N'};
 constexpr uint32_t kVersion = 1;
@@ -66,12 +68,22 @@ void widen(const std::byte* stored, std::span<int64_t> out) {
   }
 }
 
-MappedFile map_shard(const std::string& path) {
-  try {
-    return MappedFile(path);
-  } catch (const EnvironmentError& error) {
-    throw DataError("[data.shard] {}; delete the folder and prepare the data again", error.what());
+Descriptor open_shard_file(const std::string& path) {
+  Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (file) return file;
+  const int error = errno;
+  if (error == EMFILE || error == ENFILE) {
+    throw EnvironmentError("[data.shard] cannot open {}: {}; raise the limit of open files (ulimit -n)", path,
+                           errno_text(error));
   }
+  throw DataError("[data.shard] cannot open {}: {}; delete the folder and prepare the data again", path,
+                  errno_text(error));
+}
+
+int64_t size_of(const Descriptor& file, const std::string& path) {
+  struct stat status {};
+  if (::fstat(file.get(), &status) != 0) throw_errno("read", path, errno);
+  return status.st_size;
 }
 
 [[noreturn]] void damaged(const std::string& path, std::string_view reason) {
@@ -162,41 +174,56 @@ SplitEntry SplitWriter::finish() {
 }
 
 TokenShard::TokenShard(const std::string& path, const ShardEntry& entry, int64_t token_bytes)
-    : file_(map_shard(path)), tokens_(entry.tokens), token_bytes_(token_bytes), chunks_(entry.chunks) {
-  const auto found = static_cast<int64_t>(file_.bytes().size());
-  const int64_t expected = shard_file_bytes(entry, token_bytes);
+    : path_(path),
+      file_(open_shard_file(path)),
+      tokens_(entry.tokens),
+      token_bytes_(token_bytes),
+      chunks_(entry.chunks) {
+  const int64_t found = size_of(file_, path), expected = shard_file_bytes(entry, token_bytes);
   if (found != expected) {
     damaged(path, fmt::format("{}: expected {} bytes, found {}", found < expected ? "truncated" : "too long",
                               expected, found));
   }
   chunk_tokens_ = read_chunk_tokens(entry);
+  checksums_.resize(static_cast<size_t>(chunks_));
+  read_bytes(checksums_offset(tokens_, token_bytes_), std::as_writable_bytes(std::span(checksums_)));
   verified_ = std::make_unique<std::atomic<bool>[]>(static_cast<size_t>(chunks_));
+}
+
+void TokenShard::read_bytes(int64_t offset, std::span<std::byte> out) const {
+  while (!out.empty()) {
+    const ssize_t got = ::pread(file_.get(), out.data(), out.size(), offset);
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) throw_errno("read", path_, errno);
+    if (got == 0) damaged(path_, fmt::format("it has become shorter: it ends before byte {}", offset));
+    out = out.subspan(static_cast<size_t>(got));
+    offset += got;
+  }
 }
 
 int64_t TokenShard::read_chunk_tokens(const ShardEntry& entry) const {
   ShardHeader header;
-  std::memcpy(&header, file_.bytes().data(), sizeof header);
-  if (!std::ranges::equal(header.magic, kMagic)) damaged(file_.path(), "not a token shard");
+  read_bytes(0, std::as_writable_bytes(std::span(&header, 1)));
+  if (!std::ranges::equal(header.magic, kMagic)) damaged(path_, "not a token shard");
   if (header.version != kVersion) {
-    damaged(file_.path(), fmt::format("format version {} is not {}", header.version, kVersion));
+    damaged(path_, fmt::format("format version {} is not {}", header.version, kVersion));
   }
-  if (header.checksum != header_checksum(header))
-    damaged(file_.path(), "the header's checksum does not match");
+  if (header.checksum != header_checksum(header)) damaged(path_, "the header's checksum does not match");
   const auto chunk_tokens = static_cast<int64_t>(header.chunk_tokens);
   const bool agrees = header.tokens == static_cast<uint64_t>(entry.tokens) &&
                       header.token_bytes == static_cast<uint64_t>(token_bytes_) && chunk_tokens >= 1 &&
                       (entry.tokens - 1) / chunk_tokens + 1 == entry.chunks;
   if (!agrees) {
-    damaged(file_.path(), fmt::format("the header says {} tokens of {} bytes in chunks of {}, but index.json "
-                                      "says {} tokens of {} bytes in {} chunks",
-                                      header.tokens, header.token_bytes, header.chunk_tokens, entry.tokens,
-                                      token_bytes_, entry.chunks));
+    damaged(path_, fmt::format("the header says {} tokens of {} bytes in chunks of {}, but index.json "
+                               "says {} tokens of {} bytes in {} chunks",
+                               header.tokens, header.token_bytes, header.chunk_tokens, entry.tokens,
+                               token_bytes_, entry.chunks));
   }
   return chunk_tokens;
 }
 
-const std::byte* TokenShard::token_address(int64_t token) const {
-  return file_.bytes().data() + kHeaderBytes + token * token_bytes_;
+int64_t TokenShard::token_offset(int64_t token) const {
+  return kHeaderBytes + token * token_bytes_;
 }
 
 void TokenShard::verify(int64_t chunk) const {
@@ -204,20 +231,18 @@ void TokenShard::verify(int64_t chunk) const {
   if (verified.load(std::memory_order_relaxed)) return;
   const int64_t begin = chunk * chunk_tokens_;
   const int64_t count = std::min(chunk_tokens_, tokens_ - begin);
-  uint64_t expected;
-  const int64_t place = checksums_offset(tokens_, token_bytes_) + chunk * int64_t{sizeof expected};
-  std::memcpy(&expected, file_.bytes().data() + place, sizeof expected);
-  const uint64_t found = xxh3(token_address(begin), static_cast<size_t>(count * token_bytes_));
+  std::vector<std::byte> bytes(static_cast<size_t>(count * token_bytes_));
+  read_bytes(token_offset(begin), bytes);
+  const uint64_t found = xxh3(bytes.data(), bytes.size()), expected = checksums_[static_cast<size_t>(chunk)];
   if (found != expected) {
-    damaged(file_.path(), fmt::format("chunk {} of {} (tokens {} to {}) has checksum {}, expected {}", chunk,
-                                      chunks_, begin, begin + count - 1, hex64(found), hex64(expected)));
+    damaged(path_, fmt::format("chunk {} of {} (tokens {} to {}) has checksum {}, expected {}", chunk,
+                               chunks_, begin, begin + count - 1, hex64(found), hex64(expected)));
   }
   verified.store(true, std::memory_order_relaxed);
 }
 
 uint64_t TokenShard::digest() const {
-  return xxh3(file_.bytes().data() + checksums_offset(tokens_, token_bytes_),
-              static_cast<size_t>(chunks_) * sizeof(uint64_t));
+  return xxh3(checksums_.data(), checksums_.size() * sizeof(uint64_t));
 }
 
 void TokenShard::read(int64_t begin, std::span<int64_t> out) const {
@@ -227,7 +252,9 @@ void TokenShard::read(int64_t begin, std::span<int64_t> out) const {
                 tokens_);
   for (int64_t chunk = begin / chunk_tokens_; chunk <= last / chunk_tokens_; ++chunk) verify(chunk);
   const auto convert = token_bytes_ == 2 ? widen<uint16_t> : widen<uint32_t>;
-  convert(token_address(begin), out);
+  std::vector<std::byte> stored(out.size() * static_cast<size_t>(token_bytes_));
+  read_bytes(token_offset(begin), stored);
+  convert(stored.data(), out);
 }
 
 }  // namespace trireme::data

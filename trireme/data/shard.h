@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "trireme/base/file.h"
+#include "trireme/base/descriptor.h"
 #include "trireme/data/index.h"
 
 namespace trireme::data {
@@ -62,28 +62,33 @@ class SplitWriter {
   std::vector<uint64_t> checksums_;  ///< of the open shard
 };
 
-/// One shard, mapped. Thread-safe.
+/// One shard, read piece by piece: pages of a mapped one would count as the memory of each rank, and a file
+/// that becomes shorter would end it. Thread-safe.
 class TokenShard {
  public:
   /// Throws DataError when the file is missing, truncated, of another version or not what the index says.
   TokenShard(const std::string& path, const ShardEntry& entry, int64_t token_bytes);
   int64_t tokens() const { return tokens_; }
-  /// XXH3-64 of the checksums of its chunks: equal shards have equal ones. Reads 8 bytes a chunk.
+  /// XXH3-64 of the checksums of its chunks: equal shards have equal ones.
   uint64_t digest() const;
   /// Copies tokens [begin, begin + out.size()). Throws DataError naming file and chunk when a checksum fails.
   void read(int64_t begin, std::span<int64_t> out) const;
 
  private:
-  const std::byte* token_address(int64_t token) const;
+  int64_t token_offset(int64_t token) const;
+  /// Reads bytes of the file at `offset`.
+  void read_bytes(int64_t offset, std::span<std::byte> out) const;
   /// Checks the header against the index; returns its chunk size.
   int64_t read_chunk_tokens(const ShardEntry& entry) const;
   void verify(int64_t chunk) const;
 
-  MappedFile file_;
+  std::string path_;
+  Descriptor file_;
   int64_t tokens_;
   int64_t token_bytes_;
   int64_t chunks_;
   int64_t chunk_tokens_ = 0;
+  std::vector<uint64_t> checksums_;                ///< by chunk
   std::unique_ptr<std::atomic<bool>[]> verified_;  ///< by chunk
 };
 
