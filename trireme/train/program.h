@@ -22,8 +22,9 @@ struct Metric {
   std::string name;              ///< of a-z, 0-9 and _
   bool higher_is_better = true;  ///< for train.monitor
   int64_t sums = 2;              ///< numbers that add() returns
-  /// What some rows add to the sums: logits (B, T, V) of the vocabulary and targets (B, T) int64; of images
-  /// (B, classes) and (B). Both are on the device of the model.
+  /// What some rows add to the sums: logits (B, T, V) of the vocabulary and targets (B, T) int64, which are
+  /// data::kIgnoredTarget where they do not count; of images (B, classes) and (B). Both are on the device of
+  /// the model.
   std::function<std::vector<double>(const at::Tensor& logits, const at::Tensor& targets)> add;
   /// The metric from the sums; empty: the first divided by the second.
   std::function<double(const std::vector<double>& sums)> value = {};
