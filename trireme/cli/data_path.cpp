@@ -53,19 +53,6 @@ bool needs_no_path(const plan::Config& config) {
   return config.data.path == "builtin" || config.data.path == plan::kProgramData;
 }
 
-}  // namespace
-
-void check_program_data(const plan::Config& config, const Environment& environment) {
-  if (config.data.path != plan::kProgramData || environment.get(kProgramVariable)) return;
-  throw ConfigError(
-      "[cli.data] data.path={0} stands for the data of a program of your own, which only that program has; "
-      "start "
-      "it with the same words instead of 'trireme train', or write ./{0} for a file or folder of that name",
-      plan::kProgramData);
-}
-
-namespace {
-
 /// What is no file has no JSON Lines.
 void check_is_text(plan::DataFormat format, const std::string& key, const std::string& path) {
   if (format == plan::DataFormat::kText) return;
@@ -112,6 +99,15 @@ void settle_path(std::string& value, const std::string& key, bool images, const 
 }
 
 }  // namespace
+
+void check_program_data(const plan::Config& config, const Environment& environment) {
+  if (config.data.path != plan::kProgramData || environment.get(kProgramVariable)) return;
+  throw ConfigError(
+      "[cli.data] data.path={0} stands for the data of a program of your own, which only that program has; "
+      "start "
+      "it with the same words instead of 'trireme train', or write ./{0} for a file or folder of that name",
+      plan::kProgramData);
+}
 
 void settle_data_path(plan::Config& config, const std::string& config_file) {
   for (plan::MixtureSource& source : config.data.mixture.sources) {

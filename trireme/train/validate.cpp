@@ -44,10 +44,6 @@ size_t count_sums(const std::vector<Metric>& metrics) {
   return static_cast<size_t>(count);
 }
 
-}  // namespace
-
-namespace {
-
 /// One set of held-out samples.
 std::optional<Validation> validate_set(TrainedModel& model, const RunData& data, const ValidationFeed& feed,
                                        const comm::Mesh& mesh, const std::function<bool()>& gives_up,
