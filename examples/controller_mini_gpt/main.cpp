@@ -1,18 +1,21 @@
 // The document's demo: a mini-GPT on eight workers, tensor parallelism of two in a pipeline of four stages.
 // One program, this one, drives them; a file of signals says who does what. It starts its workers itself, or
 // joins a server with --port (the document's ten terminals: 'trireme serve -n 8' and eight times 'trireme
-// worker').
+// worker'). With --checkpoint FILE it goes on from there when it is started again, and with --max-restarts it
+// starts again by itself when a worker is lost.
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <exception>
+#include <filesystem>
 #include <map>
 #include <string>
 #include <vector>
 
 #include "model.h"
 #include "trireme/base/error.h"
+#include "trireme/gt/save.h"
 #include "trireme/gt/schedule.h"
 #include "trireme/gt/workers.h"
 
@@ -20,17 +23,18 @@ namespace {
 
 struct Flags {
   std::map<std::string, std::string> values = {
-      {"--config", ""},     {"--workers", "8"},        {"--port", ""},      {"--batch-size", "32"},
-      {"--seq-len", "128"}, {"--micro-batches", "8"},  {"--steps", "10"},   {"--schedule", "1f1b"},
-      {"--stages", "4"},    {"--num-layers", "8"},     {"--width", "1024"}, {"--heads", "16"},
-      {"--hidden", "4096"}, {"--vocabulary", "50257"}, {"--lr", "0.0003"},  {"--precision", "fp32"}};
+      {"--config", ""},     {"--workers", "8"},        {"--port", ""},         {"--batch-size", "32"},
+      {"--seq-len", "128"}, {"--micro-batches", "8"},  {"--steps", "10"},      {"--schedule", "1f1b"},
+      {"--stages", "4"},    {"--num-layers", "8"},     {"--width", "1024"},    {"--heads", "16"},
+      {"--hidden", "4096"}, {"--vocabulary", "50257"}, {"--lr", "0.0003"},     {"--precision", "fp32"},
+      {"--checkpoint", ""}, {"--save-every", "100"},   {"--max-restarts", "0"}};
 
-  int64_t number(const std::string& name) const {
+  int64_t number(const std::string& name, int64_t least = 1) const {
     char* end = nullptr;
     const std::string& text = values.at(name);
     const int64_t value = std::strtoll(text.c_str(), &end, 10);
-    if (text.empty() || *end != 0 || value < 1)
-      throw trireme::ConfigError("{} is '{}', but must be a whole number from 1 on", name, text);
+    if (text.empty() || *end != 0 || value < least)
+      throw trireme::ConfigError("{} is '{}', but must be a whole number from {} on", name, text, least);
     return value;
   }
 
@@ -78,7 +82,11 @@ void train(const Flags& flags) {
   std::vector<gt::Tensor> parameters;
   for (const auto& [name, tensor] : model.parameters()) parameters.push_back(tensor);
   gt::AdamW optimizer(parameters, std::strtod(flags.values.at("--lr").c_str(), nullptr));
-  for (int64_t step = 0; step < flags.number("--steps"); ++step) {
+  const std::string& checkpoint = flags.values.at("--checkpoint");
+  const int64_t steps = flags.number("--steps"), save_every = flags.number("--save-every");
+  const bool goes_on = !checkpoint.empty() && std::filesystem::exists(checkpoint);
+  for (int64_t step = goes_on ? gt::load_training(checkpoint, model.parameters(), optimizer) : 0;
+       step < steps; ++step) {
     const auto begin = std::chrono::steady_clock::now();
     const std::vector<gt::Tensor> losses =
         gt::schedule(flags.values.at("--schedule"), micro_batches, [&](int64_t micro_batch) {
@@ -95,6 +103,32 @@ void train(const Flags& flags) {
                 static_cast<long>(step + 1), loss, norm.item(), 1e3 * seconds.count(),
                 static_cast<double>(batch * config.tokens) / seconds.count());
     std::fflush(stdout);
+    if (!checkpoint.empty() && ((step + 1) % save_every == 0 || step + 1 == steps))
+      gt::save_training(checkpoint, model.parameters(), optimizer, step + 1);
+  }
+}
+
+/// Workers live as long as the run: the next one has others.
+void run(const Flags& flags, const gt::Options& options) {
+  const gt::Workers workers = flags.values.at("--port").empty()
+                                  ? gt::gpu_workers(flags.number("--workers"), options)
+                                  : gt::connect(flags.number("--port"), options);
+  train(flags);
+}
+
+/// Starts again when a worker is lost, as often as it may.
+void run_with_restarts(const Flags& flags, const gt::Options& options) {
+  int64_t left = flags.number("--max-restarts", 0);
+  if (left > 0 && flags.values.at("--checkpoint").empty())
+    throw trireme::ConfigError("--max-restarts begins from nothing without --checkpoint FILE; name a file");
+  for (;; --left) {
+    try {
+      return run(flags, options);
+    } catch (const trireme::CommError& error) {
+      if (left == 0) throw;
+      std::fprintf(stderr, "%s\nnew workers; restarts left: %ld\n", error.what(),
+                   static_cast<long>(left - 1));
+    }
   }
 }
 
@@ -107,10 +141,7 @@ int main(int count, char** words) {
     gt::Options options = gt::Options::from_environment();
     if (!flags.values.at("--config").empty()) options.signals = flags.values.at("--config");
     if (options.signals.empty()) options.signals = MINI_GPT_SIGNALS;
-    const gt::Workers workers = flags.values.at("--port").empty()
-                                    ? gt::gpu_workers(flags.number("--workers"), options)
-                                    : gt::connect(flags.number("--port"), options);
-    train(flags);
+    run_with_restarts(flags, options);
     return 0;
   } catch (const trireme::Error& error) {
     std::fprintf(stderr, "%s\n", error.what());

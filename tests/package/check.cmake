@@ -47,7 +47,9 @@ function(drive_workers)
   run(${CMAKE_COMMAND} --build "${WORK}/controller_mini_gpt")
   set(small --width 32 --hidden 64 --heads 2 --vocabulary 53 --seq-len 8 --num-layers 4 --steps 3)
   run(${CMAKE_COMMAND} -E env "TRIREME_COMMAND=${moved}/bin/trireme" TRIREME_BACKEND=cpu
-      "${WORK}/controller_mini_gpt/controller_mini_gpt" ${small})
+      "${WORK}/controller_mini_gpt/controller_mini_gpt" ${small} --checkpoint "${WORK}/mini_gpt.safetensors")
+  run(${CMAKE_COMMAND} -E env "TRIREME_COMMAND=${moved}/bin/trireme" TRIREME_BACKEND=cpu
+      "${WORK}/controller_mini_gpt/controller_mini_gpt" ${small} --steps 4 --checkpoint "${WORK}/mini_gpt.safetensors")
   run(${CMAKE_COMMAND} -E env "PATH=${moved}/bin:$ENV{PATH}" GT_BACKEND=numpy "${WORK}/controller_mini_gpt/signal_demo")
 endfunction()
 

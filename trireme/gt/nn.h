@@ -63,34 +63,56 @@ struct LayerNorm {
 
 }  // namespace nn
 
-/// Updates parameters in place, as torch.optim.SGD does. A parameter without a gradient stays.
-class SGD {
+/// Updates parameters in place with their gradients. A parameter without a gradient stays.
+class Optimizer {
  public:
-  SGD(std::vector<Tensor> parameters, double lr, double momentum = 0, double weight_decay = 0);
+  virtual ~Optimizer() = default;
   void step(source_location where = source_location::current());
   void zero_grad(source_location where = source_location::current());
   double lr;
 
+  /// A parameter with what the optimizer keeps of it.
+  struct State {
+    Tensor parameter;
+    std::vector<Tensor> moments = {};  ///< one of each of kinds(); empty before the first gradient
+    int64_t steps = 0;                 ///< updates
+  };
+  const std::vector<State>& states() const { return states_; }
+  /// Names of moments, as torch.optim has them: "exp_avg".
+  const std::vector<std::string>& kinds() const { return kinds_; }
+
+ protected:
+  Optimizer(std::vector<Tensor> parameters, double rate, std::vector<std::string> kinds);
+
  private:
-  std::vector<Tensor> parameters_, momenta_;
+  friend int64_t load_training(const std::string& path, const nn::NamedTensors& named, Optimizer& optimizer,
+                               source_location where);
+  /// The operation of a parameter's update number `steps`, which counts from 1.
+  virtual std::pair<trireme::plan::Op, trireme::plan::OpAttributes> rule(int64_t steps) const = 0;
+  void update(State& state, const Tensor& gradient, const source_location& where);
+
+  std::vector<State> states_;
+  std::vector<std::string> kinds_;
+};
+
+/// Updates as torch.optim.SGD does.
+class SGD : public Optimizer {
+ public:
+  SGD(std::vector<Tensor> parameters, double lr, double momentum = 0, double weight_decay = 0);
+
+ private:
+  std::pair<trireme::plan::Op, trireme::plan::OpAttributes> rule(int64_t steps) const override;
   double momentum_, weight_decay_;
 };
 
-/// Updates parameters in place, as torch.optim.AdamW does.
-class AdamW {
+/// Updates as torch.optim.AdamW does.
+class AdamW : public Optimizer {
  public:
   AdamW(std::vector<Tensor> parameters, double lr, double beta1 = 0.9, double beta2 = 0.999,
         double eps = 1e-8, double weight_decay = 0.01);
-  void step(source_location where = source_location::current());
-  void zero_grad(source_location where = source_location::current());
-  double lr;
 
  private:
-  struct State {
-    Tensor parameter, mean = {}, square = {};
-    int64_t steps = 0;
-  };
-  std::vector<State> states_;
+  std::pair<trireme::plan::Op, trireme::plan::OpAttributes> rule(int64_t steps) const override;
   double beta1_, beta2_, eps_, weight_decay_;
 };
 

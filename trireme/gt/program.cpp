@@ -34,11 +34,6 @@ Program*& slot() {
   return program;
 }
 
-std::string place_of(const std::source_location& where) {
-  const std::string_view file = where.file_name();
-  return fmt::format("{}:{}", file.substr(file.rfind('/') + 1), where.line());
-}
-
 /// Operations that make a tensor which is not on workers yet from another one of that kind.
 bool is_deferrable(Op op) {
   return op == Op::kScale || op == Op::kShift || op == Op::kCast || op == Op::kNeg || op == Op::kAbs ||
@@ -99,6 +94,11 @@ Signal everybody(int64_t workers, bool auto_shard) {
 }
 
 }  // namespace
+
+std::string place_of(const std::source_location& where) {
+  const std::string_view file = where.file_name();
+  return fmt::format("{}:{}", file.substr(file.rfind('/') + 1), where.line());
+}
 
 Number::~Number() {
   if (const std::shared_ptr<Program> owner = program.lock()) owner->freed(number, stage);
@@ -461,50 +461,6 @@ std::vector<NodePtr> Program::op(Op op, const std::vector<NodePtr>& given, const
   }
   if (!one.no_grad && !in_place) join_pieces(inputs, results);
   return results;
-}
-
-NodePtr Program::input(const TensorType& type, std::string bytes, const std::source_location& where) {
-  Instruction one{.kind = InstructionKind::kInput, .line = where.line(), .outputs = 1};
-  one.attributes.whole[0] = static_cast<int64_t>(type.dtype);
-  one.attributes.set_items(type.shape);
-  NodePtr node = new_node(type, Instruction::kNoSignal);
-  if (static_cast<int64_t>(bytes.size()) != type.bytes())
-    throw ConfigError("[gt] {}: {} bytes for a tensor {} of {} bytes; give a value for each element",
-                      place_of(where), bytes.size(), to_text(type), type.bytes());
-  node->pending = {one};
-  node->value = std::move(bytes);
-  return node;
-}
-
-NodePtr Program::alike(const NodePtr& tensor, double value, const std::source_location& where) {
-  check_own(tensor);
-  make(tensor, where);
-  OpAttributes attributes;
-  attributes.whole[0] = static_cast<int64_t>(tensor->type.dtype);
-  attributes.real[0] = value;
-  attributes.set_items(tensor->type.shape);
-  Instruction one{.op = Op::kFull, .signal = tensor->signal, .outputs = 1};
-  one.attributes = attributes;
-  one.no_grad = true;
-  one.place = gradient_placement(placer_.tensor(tensor->number).placement);
-  NodePtr node = new_node(tensor->type, tensor->signal);
-  one.output[0] = node->number;
-  emit(one, node->stage, where);
-  node->begin();
-  return node;
-}
-
-std::future<std::string> Program::fetch(const NodePtr& tensor, const std::source_location& where) {
-  check_own(tensor);
-  make(tensor, where);
-  Instruction one{.kind = InstructionKind::kFetch, .inputs = 1};
-  one.input[0] = tensor->number;
-  trireme::controller::ProgramRunner::Asked asked =
-      runner_->ask(workers_of(*tensor).front(), tensor->type.bytes());
-  one.attributes.whole[0] = asked.number;
-  emit(one, tensor->stage, where);
-  if (recording_ == nullptr) runner_->flush();
-  return std::move(asked.value);
 }
 
 }  // namespace gt

@@ -142,6 +142,17 @@ class Program : public std::enable_shared_from_this<Program> {
   std::future<std::string> fetch(const NodePtr& tensor, const std::source_location& where);
   /// Makes a tensor now, on the workers of the scope, or on all.
   void make(const NodePtr& tensor, const std::source_location& where);
+  /// Makes a tensor that is not on workers yet where `as` lies, placed as alike() does.
+  void make_beside(const NodePtr& tensor, const NodePtr& as, const std::source_location& where);
+  /// A value as fetch() has it, of a tensor that is not on workers yet without placing it.
+  std::future<std::string> peek(const NodePtr& tensor, const std::source_location& where);
+  /// Gives a tensor other values: on workers where it lies; otherwise it will be made of them. Throws as
+  /// check_assignable() does.
+  void assign(const NodePtr& tensor, std::string bytes, const std::source_location& where);
+  /// Throws ConfigError where others would see that a tensor is written.
+  void check_assignable(const NodePtr& tensor, const std::source_location& where);
+  /// Throws ConfigError for a tensor of other workers.
+  void check_own(const NodePtr& tensor) const;
   void flush();
 
   /// From here on, a line an instruction. Throws as InstructionLog does.
@@ -165,7 +176,6 @@ class Program : public std::enable_shared_from_this<Program> {
   void freed(uint32_t number, int64_t stage);
 
  private:
-  void check_own(const NodePtr& tensor) const;
   std::vector<NodePtr> cast_operands(trireme::plan::Op op, std::vector<NodePtr> inputs,
                                      const std::source_location& where);
   NodePtr cast(const NodePtr& tensor, trireme::plan::TensorDtype dtype, const std::source_location& where);
@@ -204,6 +214,9 @@ class Program : public std::enable_shared_from_this<Program> {
   uint32_t next_ = 0;
   int64_t next_outside_ = 1, stages_ = 0;
 };
+
+/// A line of a program: "train.cpp:17".
+std::string place_of(const std::source_location& where);
 
 /// The piece that this one is part of by now.
 std::shared_ptr<Piece> whole_of(std::shared_ptr<Piece> piece);

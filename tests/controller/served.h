@@ -1,0 +1,63 @@
+#pragma once
+// Workers in processes of their own, for tests of what happens when they fail.
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "trireme/base/error.h"
+#include "trireme/controller/remote_program.h"
+#include "trireme/launch/child.h"
+
+namespace trireme {
+
+/// A server with its workers, and a program of theirs.
+class Served {
+ public:
+  explicit Served(int64_t workers) {
+    const Environment environment = Environment::process();
+    const std::string socket =
+        controller::runtime_folder(environment) + "/test-" + std::to_string(::getpid()) + "-" +
+        std::to_string(std::chrono::steady_clock::now().time_since_epoch().count() % 100000000);
+    server_.emplace(
+        launch::ChildSpec{.program = TRIREME_PROGRAM,
+                          .args = {"serve", "-q", "-n", std::to_string(workers), "--socket", socket,
+                                   "--start-workers", "--device", "cpu", "--timeout", "30"},
+                          .environment = environment});
+    while (!std::filesystem::exists(socket)) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    program_ = std::make_shared<controller::RemoteProgram>(
+        controller::ClientSettings{.address = {.path = socket, .port = 0}, .timeout_s = 30}, environment);
+  }
+
+  const std::shared_ptr<controller::RemoteProgram>& program() const { return program_; }
+  pid_t pid_of(size_t worker) const { return static_cast<pid_t>(program_->worker_list().at(worker).pid); }
+
+ private:
+  std::optional<launch::Child> server_;
+  std::shared_ptr<controller::RemoteProgram> program_;
+};
+
+/// The message of what `body` throws; empty: nothing.
+template <typename Body>
+std::string failure_of(const Body& body) {
+  try {
+    body();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return {};
+}
+
+inline void expect_says(const std::string& message, const std::vector<std::string>& parts) {
+  for (const std::string& part : parts)
+    EXPECT_TRUE(message.find(part) != std::string::npos) << part << ": " << message;
+}
+
+}  // namespace trireme
