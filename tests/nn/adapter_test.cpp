@@ -10,6 +10,7 @@
 #include "trireme/memory/recompute.h"
 #include "trireme/nn/init.h"
 #include "trireme/nn/language_model.h"
+#include "trireme/nn/layers.h"
 #include "trireme/plan/adapter.h"
 #include "trireme/plan/model_family.h"
 
@@ -164,6 +165,94 @@ int64_t holders_of_input(bool trained) {
 TEST(FrozenLinear, KeepsNoInputForBackward) {
   EXPECT_EQ(holders_of_input(/*trained=*/false), 0);
   EXPECT_GT(holders_of_input(/*trained=*/true), 0);
+}
+
+/// A layer of which the adapter alone computes something: scale x.
+std::shared_ptr<Linear> layer_of_scale(int64_t width, double scale, double dropout) {
+  const auto layer = std::make_shared<Linear>(width, width, false);
+  layer->add_adapter(width, scale, dropout);
+  const at::NoGradGuard no_grad;
+  layer->weight.zero_();
+  for (at::Tensor matrix : layer->parameters())
+    if (!matrix.is_same(layer->weight)) matrix.copy_(at::eye(width));
+  return layer;
+}
+
+TEST(AdapterDropout, DropsAShareOfWhatTheAdapterReadsInTrainingAlone) {
+  const auto layer = layer_of_scale(16, 2.0, 0.25);
+  const at::Tensor x = at::randn({500, 16}).abs_().add_(0.1), wanted = 2.0 * x;
+  const at::Tensor y = layer->forward(x), is_kept = y != 0;
+  EXPECT_TRUE(at::allclose(y, at::where(is_kept, wanted / 0.75, at::zeros_like(x)), 1e-5, 1e-6));
+  EXPECT_NEAR(is_kept.to(at::kDouble).mean().item<double>(), 0.75, 0.02);  // 8000 draws: four deviations
+  layer->eval();
+  EXPECT_TRUE(at::allclose(layer->forward(x), wanted, 1e-5, 1e-6));
+}
+
+TEST(AdapterDropout, ChangesNoMean) {
+  const auto layer = layer_of_scale(16, 2.0, 0.25);
+  const at::Tensor x = at::randn({4, 16});
+  at::Tensor sum = at::zeros({4, 16}, at::kDouble);
+  constexpr int64_t kSeeds = 4000;
+  for (int64_t seed = 0; seed < kSeeds; ++seed) {
+    at::manual_seed(static_cast<uint64_t>(seed));
+    sum += layer->forward(x).detach();
+  }
+  // The deviation of a mean over the seeds is 2 |x| sqrt(p / (1 - p) / seeds) = 0.018 |x|.
+  EXPECT_TRUE(at::allclose(sum / kSeeds, 2.0 * x.to(at::kDouble), 0.05, 1e-9));
+}
+
+TEST(AdapterDropout, LeavesTheLayerItselfAlone) {
+  Linear layer(16, 8, false), plain(16, 8, false);
+  layer.add_adapter(4, 2.0, 0.5);
+  const at::NoGradGuard no_grad;
+  for (at::Tensor matrix : layer.parameters()) matrix.normal_();
+  layer.named_parameters()["lora_B.weight"].zero_();
+  plain.weight.copy_(layer.weight);
+  const at::Tensor x = at::randn({3, 16});
+  EXPECT_TRUE(at::equal(layer.forward(x), plain.forward(x)));
+}
+
+TEST(AdapterDropout, DrawsNothingWhereItIsZero) {
+  plan::ModelConfig config = adapter_config(plan::ModelFamily::kLlama, "all");
+  const at::Tensor tokens = at::randint(50, {2, 16}, at::kLong);
+  for (const double dropout : {0.0, 0.1}) {
+    config.adapter.dropout = dropout;
+    const auto model = adapted_model(config);
+    const at::Generator generator = at::globalContext().defaultGenerator(at::kCPU);
+    const at::Tensor before = generator.get_state();
+    model->forward(tokens);
+    EXPECT_EQ(at::equal(generator.get_state(), before), dropout == 0.0) << dropout;
+  }
+}
+
+TEST_P(LowRankAdapters, DropTheSameWhereBlocksAreComputedAgain) {
+  const auto [family, targets] = GetParam();
+  plan::ModelConfig config = adapter_config(family, targets);
+  config.adapter.dropout = 0.3;
+  const auto model = adapted_model(config);
+  const at::Tensor tokens = at::randint(50, {2, 16}, at::kLong),
+                   targets_of = at::randint(50, {2, 16}, at::kLong);
+  const auto gradients = [&] {
+    at::manual_seed(11);
+    model->loss(tokens, targets_of).backward();
+    NamedValues found;
+    for (const auto& [name, value] : values_of_module(*model)) {
+      if (!value.grad().defined()) continue;
+      found[name] = value.grad().clone();
+      at::Tensor parameter = value;
+      parameter.mutable_grad().reset();
+    }
+    return found;
+  };
+  const NamedValues wanted = gradients();
+  model->set_unit_runner([](const Unit& unit, const at::Tensor& x, bool) {
+    return x.is_floating_point() && unit.name != plan::kHeadUnit
+               ? memory::recomputed(x, unit.forward, unit.draws, unit.again)
+               : unit.forward(x);
+  });
+  ASSERT_FALSE(wanted.empty());
+  const NamedValues again = gradients();
+  for (const auto& [name, gradient] : wanted) EXPECT_TRUE(at::equal(again.at(name), gradient)) << name;
 }
 
 /// B begins at zero.

@@ -127,6 +127,33 @@ TEST(LowRankAdapter, ReadsConfigsOfPeft) {
   }
 }
 
+/// A fraction of what A reads, which PEFT calls lora_dropout.
+TEST(LowRankAdapter, DropoutIsAShareBelowOneThatPeftIsTold) {
+  EXPECT_EQ(to_peft(load_adapted({}).model)["lora_dropout"], 0.0);
+  const ModelConfig model = load_adapted({"adapter.dropout=0.25"}).model;
+  EXPECT_EQ(to_peft(model)["lora_dropout"], 0.25);
+  EXPECT_TRUE(draws_in_training(model));
+  EXPECT_FALSE(draws_in_training(load_adapted({}).model));
+  test::expect_refusal([] { load_adapted({"adapter.dropout=1"}); }, {"adapter.dropout=1", "below 1"});
+  test::expect_refusal([] { load_adapted({"adapter.kind=none", "adapter.dropout=0.1"}); },
+                       {"adapter.dropout=0.1", "remove it"});
+}
+
+/// Each A keeps what it reads, and the mask of it.
+TEST(LowRankAdapter, DropoutKeepsInputsAndMasks) {
+  const ModelConfig model = load_adapted({"adapter.dropout=0.1", "adapter.targets=q_proj,down_proj"}).model;
+  const PrecisionConfig precision{.compute = Dtype::kBf16};
+  ModelConfig undropped = model;
+  undropped.adapter.dropout = 0.0;
+  const auto added = [&](BlockPart part) {
+    return block_bytes(model, precision, {}, 0, part).saved -
+           block_bytes(undropped, precision, {}, 0, part).saved;
+  };
+  EXPECT_EQ(added(BlockPart::kAttention), 3 * model.d_model);
+  EXPECT_EQ(added(BlockPart::kRest), 3 * model.d_ff);
+  EXPECT_EQ(added(BlockPart::kWhole), 3 * (model.d_model + model.d_ff));
+}
+
 TEST(LowRankAdapter, RefusesWhatItCannotBeCombinedWith) {
   test::expect_refusal([] { load_adapted({"parallel.tp=2"}); }, {"adapter.kind=lora", "parallel.tp=2"});
   test::expect_refusal([] { load_adapted({"parallel.pp=2"}); }, {"adapter.kind=lora", "parallel.pp=2"});

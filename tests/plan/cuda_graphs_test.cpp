@@ -85,6 +85,10 @@ TEST(CudaGraphs, EveryObstacleIsNamed) {
       {{"parallel.comm_hook=local_sgd", "parallel.policy=ddp"}, true, 1, "parallel.comm_hook=local_sgd"},
       {{"parallel.reduce_when=every_micro_batch"}, true, 1, "parallel.reduce_when=every_micro_batch"},
       {{"memory.recompute=block", "model.dropout=0.1"}, true, 1, "memory.recompute=block"},
+      {{"memory.recompute=all_but_attention", "adapter.kind=lora", "adapter.dropout=0.1"},
+       true,
+       1,
+       "memory.recompute=all_but_attention with adapter.dropout"},
       {{fmt::format("train.steps={}", kStepsBeforeRecording)}, true, 1, "train.steps=4"},
   };
   for (const Case& one : cases) {

@@ -127,6 +127,38 @@ TEST_F(AdapterRun, RecomputationAndPolicyChangeNoBitsInAnyPrecision) {
   }
 }
 
+/// Threads share one generator, so that of one rank alone can be told (tests/cli has ranks that are
+/// processes).
+TEST_F(AdapterRun, DropoutIsTheSameUnderEveryPolicyAndWhereBlocksAreComputedAgain) {
+  use_adapter();
+  config_.train.micro_batch = 2;
+  const std::string undropped = run(1, false).summary.weights_digest;
+  config_.model.adapter.dropout = 0.2;
+  std::set<std::string> digests;
+  for (const plan::Recompute recompute :
+       {plan::Recompute::kNone, plan::Recompute::kBlock, plan::Recompute::kAllButAttention}) {
+    config_.memory.recompute = recompute;
+    for (const plan::Policy& policy : plan::policies()) {
+      if (policy.hybrid) continue;
+      use(policy);
+      digests.insert(run(1, false).summary.weights_digest);
+    }
+  }
+  EXPECT_EQ(digests.size(), 1u);
+  EXPECT_FALSE(digests.contains(undropped));
+  config_.seed += 1;
+  EXPECT_FALSE(digests.contains(run(1, false).summary.weights_digest));
+}
+
+TEST_F(AdapterRun, GoesOnExactlyWithDropout) {
+  config_.model.weights = pretrain();
+  use_adapter();
+  config_.model.adapter.dropout = 0.2;
+  config_.train.steps = 12;
+  config_.checkpoint.every = 4;
+  expect_exact(1, "dropout of adapters");
+}
+
 TEST_F(AdapterRun, SequencesMayBeSplit) {
   use_adapter();
   run(1, false);
@@ -241,6 +273,7 @@ TEST_F(AdapterRun, BeginsWithAdaptersOnTheBaseThatTheyWereTrainedOnAlone) {
 TEST_F(AdapterRun, MergedWeightsValidateAsTheRunDid) {
   config_.model.weights = pretrain();
   use_adapter();
+  config_.model.adapter.dropout = 0.2;  // of training alone
   config_.train.val_every = 6;
   const double validated = run(1, false).summary.final_val_loss.value_or(0.0);
   const std::filesystem::path merged = folder_ / "merged.safetensors";

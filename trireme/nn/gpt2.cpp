@@ -3,6 +3,7 @@
 #include "trireme/base/error.h"
 #include "trireme/nn/adapter.h"
 #include "trireme/nn/attention.h"
+#include "trireme/plan/adapter.h"
 #include "trireme/plan/model_facts.h"
 
 namespace trireme::nn {
@@ -81,7 +82,7 @@ at::Tensor Gpt2Block::feed_forward(const at::Tensor& x, const at::Tensor& attend
                  : down_->forward(inner, h, out, options.output, leaves);
 }
 
-Gpt2::Gpt2(const plan::ModelConfig& config) : dropout_(config.dropout) {
+Gpt2::Gpt2(const plan::ModelConfig& config) : dropout_(config.dropout), draws_(plan::draws_in_training(config)) {
   const int64_t width = config.d_model;
   const auto body = register_module("transformer", std::make_shared<Namespace>());
   tokens_ = body->register_module("wte", std::make_shared<Embedding>(config.vocab_size, width));
@@ -121,9 +122,8 @@ at::Tensor Gpt2::embedded(const at::Tensor& tokens) {
 }
 
 std::vector<Unit> Gpt2::body() {
-  const bool draws = dropout_ > 0.0;
   std::vector<Unit> units{
-      {plan::kRootUnit, [this](const at::Tensor& tokens) { return embedded(tokens); }, draws}};
+      {plan::kRootUnit, [this](const at::Tensor& tokens) { return embedded(tokens); }, dropout_ > 0.0}};
   for (size_t i = 0; i < blocks_.size(); ++i) {
     const auto run = [this, i](const at::Tensor& x, Output output, KeptAttention* kept) {
       return blocks_[i]->forward(x, block_options(i, output, kept));
@@ -131,7 +131,7 @@ std::vector<Unit> Gpt2::body() {
     units.push_back(
         {.name = "transformer.h." + std::to_string(i),
          .forward = [run](const at::Tensor& x) { return run(x, Output::kRead, nullptr); },
-         .draws = draws,
+         .draws = draws_,
          .attention = [this, i](const at::Tensor& x) { return blocks_[i]->attention(x, block_options(i)); },
          .mlp = [this, i](const at::Tensor& x) { return blocks_[i]->mlp(x, block_options(i)); },
          .again = [run](const at::Tensor& x) { return run(x, Output::kUnread, nullptr); },

@@ -44,6 +44,7 @@ class Gpt2 : public LanguageModel {
   at::Tensor embedded(const at::Tensor& tokens);  // (B, T) -> (B, T, D)
 
   double dropout_;
+  bool draws_;  ///< in a block, in training
   std::shared_ptr<Embedding> tokens_, positions_;
   std::vector<std::shared_ptr<Gpt2Block>> blocks_;
   std::shared_ptr<LayerNorm> norm_;

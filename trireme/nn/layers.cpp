@@ -9,15 +9,18 @@ Linear::Linear(int64_t in, int64_t out, bool with_bias, WeightLayout layout)
   if (with_bias) bias = register_parameter("bias", at::empty({out}, at::kFloat));
 }
 
-void Linear::add_adapter(int64_t rank, double scale) {
+void Linear::add_adapter(int64_t rank, double scale, double dropout) {
   adapter_in_ = register_module("lora_A", std::make_shared<Linear>(in_, rank, false));
   adapter_out_ = register_module("lora_B", std::make_shared<Linear>(rank, out_, false));
   adapter_scale_ = scale;
+  adapter_dropout_ = dropout;
 }
 
 at::Tensor Linear::adapted(const at::Tensor& x, const at::Tensor& residual, Output output) const {
   if (!has_adapter()) return residual;
-  return adapter_out_->forward(adapter_in_->forward(x) * adapter_scale_, residual, {}, output);
+  const bool drops = adapter_dropout_ > 0.0 && is_training();
+  const at::Tensor seen = drops ? at::dropout(x, adapter_dropout_, true) : x;
+  return adapter_out_->forward(adapter_in_->forward(seen) * adapter_scale_, residual, {}, output);
 }
 
 at::Tensor Linear::forward(const at::Tensor& x, const at::Tensor& residual,

@@ -21,8 +21,9 @@ class Linear : public torch::nn::Module {
                      const Joints& joints = {}) const;
 
   /// Adds `scale` (x A^T) B^T to what the layer computes, a low-rank adapter (plan/adapter.h): registers the
-  /// modules lora_A, whose weight is A (rank, in), and lora_B, of B (out, rank).
-  void add_adapter(int64_t rank, double scale);
+  /// modules lora_A, whose weight is A (rank, in), and lora_B, of B (out, rank). In training x comes through
+  /// dropout with probability `dropout`.
+  void add_adapter(int64_t rank, double scale, double dropout = 0.0);
   bool has_adapter() const { return adapter_in_ != nullptr; }
   /// x (..., in) -> what the adapter adds (..., out), plus `residual`; without an adapter `residual`.
   at::Tensor adapted(const at::Tensor& x, const at::Tensor& residual = {},
@@ -35,7 +36,7 @@ class Linear : public torch::nn::Module {
   int64_t in_, out_;
   WeightLayout layout_;
   std::shared_ptr<Linear> adapter_in_, adapter_out_;
-  double adapter_scale_ = 0.0;
+  double adapter_scale_ = 0.0, adapter_dropout_ = 0.0;
 };
 
 /// Several linear layers without biases on one input, with their adapters: (..., sum of out_i), as

@@ -2,6 +2,7 @@
 
 #include "trireme/nn/adapter.h"
 #include "trireme/nn/swiglu_feed_forward.h"
+#include "trireme/plan/adapter.h"
 #include "trireme/plan/model_facts.h"
 
 namespace trireme::nn {
@@ -90,7 +91,7 @@ RopeStretch stretch_of(const plan::ModelConfig& config) {
 }  // namespace
 
 Llama::Llama(const plan::ModelConfig& config)
-    : head_dim_(plan::head_dim(config)), theta_(config.rope_theta), stretch_(stretch_of(config)) {
+    : head_dim_(plan::head_dim(config)), theta_(config.rope_theta), stretch_(stretch_of(config)), draws_(plan::draws_in_training(config)) {
   const auto body = register_module("model", std::make_shared<Namespace>());
   tokens_ =
       body->register_module("embed_tokens", std::make_shared<Embedding>(config.vocab_size, config.d_model));
@@ -124,6 +125,7 @@ std::vector<Unit> Llama::body() {
     };
     units.push_back({.name = "model.layers." + std::to_string(i),
                      .forward = [run](const at::Tensor& x) { return run(x, Output::kRead, nullptr); },
+                     .draws = draws_,
                      .attention =
                          [this, i, rope_of](const at::Tensor& x) {
                            return blocks_[i]->attention(x, rope_of(x), block_options(i));

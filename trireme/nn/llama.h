@@ -44,6 +44,7 @@ class Llama : public LanguageModel {
   int64_t head_dim_;
   double theta_;
   RopeStretch stretch_;
+  bool draws_;  ///< in a block, in training
   RopeTable rope_;
   std::shared_ptr<Embedding> tokens_;
   std::vector<std::shared_ptr<LlamaBlock>> blocks_;

@@ -83,6 +83,25 @@ double scale_of(const AdapterConfig& adapter) {
   return adapter.alpha / static_cast<double>(adapter.rank);
 }
 
+bool draws_in_training(const ModelConfig& model) {
+  return model.dropout > 0.0 || model.adapter.dropout > 0.0;
+}
+
+int64_t dropped_bytes(const ModelConfig& model, BlockPart part, int64_t element_bytes) {
+  if (model.adapter.dropout == 0.0) return 0;
+  const ModelFamilyRecord& family = record_of(model.family);
+  const std::vector<ParamSpec> params = family.block(model, 0).params;
+  int64_t features = 0;
+  for (size_t i = 0; i < params.size(); ++i) {
+    const bool attends = i < family.attention_params;
+    if (part != BlockPart::kWhole && attends != (part == BlockPart::kAttention)) continue;
+    const std::string module = module_of(params[i]);
+    if (module.empty() || !adapts(model.adapter, last_word(module))) continue;
+    features += params[i].shape[family.in_out ? 0 : 1];
+  }
+  return features * (element_bytes + 1);
+}
+
 std::vector<std::string> linear_layers(const ModelConfig& model) {
   std::vector<std::string> names;
   for (const ParamSpec& param : record_of(model.family).block(model, 0).params) {

@@ -31,6 +31,13 @@ bool is_of_adapter(std::string_view parameter);
 /// The factor of an adapter's product: alpha / rank.
 double scale_of(const AdapterConfig& adapter);
 
+/// Whether blocks draw random numbers in training: those of the model's dropout, or of its adapters'.
+bool draws_in_training(const ModelConfig& model);
+
+/// What adapters with dropout keep for backward, in bytes a token of a block or of a half of it: what each A
+/// reads, and a mask of a byte an element.
+int64_t dropped_bytes(const ModelConfig& model, BlockPart part, int64_t element_bytes);
+
 /// The names of the linear layers in a block of the model, in their order.
 std::vector<std::string> linear_layers(const ModelConfig& model);
 /// Throws ConfigError where a target is no layer of the model's blocks, naming those that there are.

@@ -41,6 +41,7 @@ struct AdapterConfig {
   double alpha = 32.0;  ///< their product is multiplied by alpha / rank
   /// The linear layers of blocks that have one: "all", or their names, separated by commas.
   std::string targets = "all";
+  double dropout = 0.0;      ///< of what A reads, in training
   std::string weights = "";  ///< a folder of PEFT with what training begins with; empty: B is zero
 };
 

@@ -184,7 +184,7 @@ class Checker {
 
   void check_adapter() const {
     static constexpr std::string_view kKeys[] = {"adapter.rank", "adapter.alpha", "adapter.targets",
-                                                 "adapter.weights"};
+                                                 "adapter.dropout", "adapter.weights"};
     const std::string kind = said("adapter.kind", model_.adapter.kind);
     if (model_.adapter.kind == AdapterKind::kNone) return refuse_keys(kKeys, "adapters", kind);
     if (!family_.attends)
@@ -443,6 +443,7 @@ class Checker {
   void check_below_one() const {
     const OptimConfig& optim = config_.optim;
     const std::pair<const char*, double> decays[] = {{"model.dropout", model_.dropout},
+                                                     {"adapter.dropout", model_.adapter.dropout},
                                                      {"optim.beta1", optim.beta1},
                                                      {"optim.beta2", optim.beta2},
                                                      {"optim.momentum", optim.momentum},

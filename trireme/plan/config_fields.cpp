@@ -163,6 +163,8 @@ void add_adapter(Table& table, AdapterConfig& adapter) {
       text("adapter.targets", adapter.targets,
            "linear layers of blocks that get an adapter: all, or names separated by commas, such as "
            "q_proj,v_proj (llama) or c_attn (gpt2)"));
+  table.push_back(number("adapter.dropout", adapter.dropout, 0,
+                         "dropout probability of the input of adapters, in training; below 1", 1));
   table.push_back(
       text("adapter.weights", adapter.weights,
            "adapters that training begins with: a folder of PEFT; empty: new ones, which change nothing "

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "trireme/plan/adapter.h"
 #include "trireme/plan/batch.h"
 #include "trireme/plan/memory.h"
 #include "trireme/plan/model_family.h"
@@ -70,9 +71,10 @@ std::string cuda_graphs_obstacle(const Config& config, bool gpu, int64_t ranks) 
   if (const std::string obstacle = communication_in_passes(config, ranks); !obstacle.empty()) return obstacle;
   if (const std::string obstacle = recording_obstacle(step_of(config, ranks)); !obstacle.empty())
     return obstacle + settings_behind(config, ranks);
-  if (config.memory.recompute == Recompute::kBlock && config.model.dropout > 0.0) {
-    return "recomputed blocks must draw the same random numbers again (memory.recompute=block with "
-           "model.dropout)";
+  if (computes_blocks_again(config.memory.recompute) && draws_in_training(config.model)) {
+    return fmt::format(
+        "recomputed blocks must draw the same random numbers again (memory.recompute={} with {}.dropout)",
+        config.memory.recompute, config.model.dropout > 0.0 ? "model" : "adapter");
   }
   if (config.train.epochs == 0 && config.train.steps <= kStepsBeforeRecording) {
     return fmt::format("the first {} steps run without them and train.steps={}", kStepsBeforeRecording,

@@ -45,7 +45,7 @@ nlohmann::ordered_json to_peft(const ModelConfig& model) {
            has_name ? nlohmann::ordered_json(model.weights) : nlohmann::ordered_json()},
           {"r", adapter.rank},
           {"lora_alpha", adapter.alpha},
-          {"lora_dropout", 0.0},
+          {"lora_dropout", adapter.dropout},
           {"target_modules", std::move(targets)},
           {"fan_in_fan_out", record_of(model.family).in_out},
           {"bias", "none"},

@@ -16,6 +16,7 @@
 #include "trireme/base/log.h"
 #include "trireme/base/text.h"
 #include "trireme/checkpoint/strict_json.h"
+#include "trireme/plan/adapter.h"
 #include "trireme/plan/fp8.h"
 #include "trireme/plan/optimizer.h"
 #include "trireme/train/saved_record.h"
@@ -34,7 +35,7 @@ bool must_be_equal(const std::string& key) {
       "data.flip", "data.least_area", "data.resized_crop", "data.mixup",
       "optim.name"};
   static const std::set<std::string> free = {"model.preset", "model.dropout", "model.weights",
-                                             "adapter.weights"};
+                                             "adapter.dropout", "adapter.weights"};
   const bool of_model = key.starts_with("model.") || key.starts_with("adapter.");
   return keys.contains(key) || (of_model && !free.contains(key));
 }
@@ -227,7 +228,7 @@ SavedRandom saved_random(const Parts& parts, const Json& document, const std::st
 /// Where it cannot go on with the masks that would have come, it begins new ones, and not those that the run
 /// has begun with.
 void restore_random(const Parts& parts, const Json& document, int64_t step, const std::string& path) {
-  if (parts.config.model.dropout == 0.0) return;
+  if (!plan::draws_in_training(parts.config.model)) return;
   SavedRandom saved = saved_random(parts, document, path);
   if (saved.state.defined()) {
     at::Generator generator = generator_of(parts.world->device());
@@ -332,7 +333,7 @@ std::string run_state(const Parts& parts, const precision::LossScaler& scaler, c
 }
 
 std::string rank_state(const Parts& parts) {
-  if (parts.config.model.dropout == 0.0) return {};
+  if (!plan::draws_in_training(parts.config.model)) return {};
   at::Generator generator = generator_of(parts.world->device());
   const std::lock_guard lock(generator.mutex());
   return Json{{"random", hex_of(generator.get_state())}}.dump();
