@@ -146,7 +146,8 @@ int64_t train_as_peft(const std::string& folder, const std::shared_ptr<comm::Wor
     EXPECT_LE(test::relative_error(value, wanted), 1e-4) << folder << " " << name;
     ++trained;
   });
-  train::save_adapter(engine, config, facts, folder + "/exported", "fp32 of transformers");
+  train::save_adapter(*mesh.all, train::adapted_model(engine, config, facts), folder + "/exported",
+                      "fp32 of transformers");
   return trained;
 }
 

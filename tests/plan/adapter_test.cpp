@@ -9,6 +9,7 @@
 #include "trireme/plan/memory.h"
 #include "trireme/plan/peft.h"
 #include "trireme/plan/presets.h"
+#include "trireme/plan/stages.h"
 #include "trireme/plan/step_program.h"
 
 namespace trireme::plan {
@@ -70,6 +71,27 @@ TEST(LowRankAdapter, FrozenWeightsSaveAThirdOfTheProducts) {
   EXPECT_DOUBLE_EQ(adapted.flops_per_token, 4.0 * static_cast<double>(plain.matmul_params) +
                                                 6.0 * static_cast<double>(trained_params(adapted)) +
                                                 attention);
+}
+
+/// Attention computes what it does without adapters, and a frozen weight has no pass of its own: an adapted
+/// block of no adapters costs two thirds of its products.
+TEST(LowRankAdapter, StagesAreCutByWhatAnAdaptedModelCosts) {
+  Config config = load_adapted({"adapter.targets=q_proj"});
+  const auto parts_of = [](const Config& one) {
+    return stage_parts(one.model, facts_of_adapted(one), /*spread_head=*/false, CutAt::kHalves);
+  };
+  const std::vector<StagePart> adapted = parts_of(config);
+  config.model.adapter = {};
+  const std::vector<StagePart> plain = parts_of(config);
+  ASSERT_EQ(adapted.size(), plain.size());
+  EXPECT_NEAR(adapted[0].attention, plain[0].attention, 1e-6 * plain[0].attention);
+  EXPECT_GT(plain[0].attention, 0.0);
+  const PassWork mlp = work_of(adapted[1]), head = work_of(adapted.back());
+  EXPECT_EQ(mlp.backward_weight, 0.0);
+  EXPECT_EQ(mlp.forward, work_of(plain[1]).forward);
+  EXPECT_EQ(head.all(), 2.0 / 3.0 * work_of(plain.back()).all());
+  const double thin = 2.0 * static_cast<double>(16 * 2 * config.model.d_model);  // A and B of q_proj
+  EXPECT_NEAR(work_of(adapted[0]).backward_weight, thin, 1e-6 * thin);
 }
 
 class AdapterPrograms : public ::testing::TestWithParam<std::string> {};
@@ -135,8 +157,11 @@ TEST(LowRankAdapter, DropoutIsAShareBelowOneThatPeftIsTold) {
   EXPECT_TRUE(draws_in_training(model));
   EXPECT_FALSE(draws_in_training(load_adapted({}).model));
   test::expect_refusal([] { load_adapted({"adapter.dropout=1"}); }, {"adapter.dropout=1", "below 1"});
-  test::expect_refusal([] { load_adapted({"adapter.kind=none", "adapter.dropout=0.1"}); },
-                       {"adapter.dropout=0.1", "remove it"});
+  test::expect_refusal(
+      [] {
+        load_adapted({"adapter.kind=none", "adapter.dropout=0.1"});
+      },
+      {"adapter.dropout=0.1", "remove it"});
 }
 
 /// Each A keeps what it reads, and the mask of it.
@@ -156,7 +181,6 @@ TEST(LowRankAdapter, DropoutKeepsInputsAndMasks) {
 
 TEST(LowRankAdapter, RefusesWhatItCannotBeCombinedWith) {
   test::expect_refusal([] { load_adapted({"parallel.tp=2"}); }, {"adapter.kind=lora", "parallel.tp=2"});
-  test::expect_refusal([] { load_adapted({"parallel.pp=2"}); }, {"adapter.kind=lora", "parallel.pp=2"});
   test::expect_refusal([] { load_adapted({"memory.recompute=cheap"}); },
                        {"memory.recompute=cheap", "use block or none"});
   test::expect_refusal(

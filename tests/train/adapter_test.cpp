@@ -207,6 +207,25 @@ TEST_F(AdapterRun, GoesOnExactlyFromCheckpointsThatHoldAdaptersAlone) {
   EXPECT_LT(bytes, 2 * 4 * facts.params) << "two checkpoints with the base would be more";
 }
 
+TEST_F(AdapterRun, GoesOnExactlyInStagesAndFromAModelInOnePiece) {
+  config_.model.weights = pretrain();
+  use_adapter();
+  config_.train.steps = 12;
+  config_.train.micro_batch = 2;
+  config_.checkpoint.every = 4;
+  config_.parallel.pp = 2;
+  for (const plan::ScheduleName schedule : {plan::ScheduleName::k1F1B, plan::ScheduleName::kZbV}) {
+    config_.pipeline.schedule = schedule;
+    expect_exact(2, std::string(plan::name(schedule)));
+  }
+  const double loss = recorder_.summary.final_loss;
+  std::filesystem::remove_all(checkpoints());
+  config_.parallel.pp = 1;
+  run(1, false, 4);
+  config_.parallel.pp = 2;
+  EXPECT_NEAR(run(2, true).summary.final_loss, loss, 1e-5 * loss);
+}
+
 TEST_F(AdapterRun, RefusesCheckpointsOfAnotherBaseOrOtherAdapters) {
   config_.model.weights = pretrain();
   use_adapter();

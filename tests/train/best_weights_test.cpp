@@ -74,11 +74,13 @@ class NoModel : public TrainedModel {
   Scores evaluate(const std::vector<data::Batch>&, Guesses*) override { return {}; }
   std::vector<int32_t> generate(std::vector<int32_t>, const SamplingOptions&) override { return {}; }
   void save_weights(const std::string&, const parallel::Notes& notes) override { saved = notes.at("step"); }
+  std::string base_digest() override { return {}; }
   std::string weights_digest() override { return {}; }
 
   std::string saved;
 
  private:
+  AdaptedModel adapted() override { throw LogicError("[tests.best_weights] there is no model"); }
   std::vector<std::string> units_;
 };
 

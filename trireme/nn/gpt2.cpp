@@ -82,7 +82,8 @@ at::Tensor Gpt2Block::feed_forward(const at::Tensor& x, const at::Tensor& attend
                  : down_->forward(inner, h, out, options.output, leaves);
 }
 
-Gpt2::Gpt2(const plan::ModelConfig& config) : dropout_(config.dropout), draws_(plan::draws_in_training(config)) {
+Gpt2::Gpt2(const plan::ModelConfig& config)
+    : dropout_(config.dropout), draws_(plan::draws_in_training(config)) {
   const int64_t width = config.d_model;
   const auto body = register_module("transformer", std::make_shared<Namespace>());
   tokens_ = body->register_module("wte", std::make_shared<Embedding>(config.vocab_size, width));

@@ -91,7 +91,10 @@ RopeStretch stretch_of(const plan::ModelConfig& config) {
 }  // namespace
 
 Llama::Llama(const plan::ModelConfig& config)
-    : head_dim_(plan::head_dim(config)), theta_(config.rope_theta), stretch_(stretch_of(config)), draws_(plan::draws_in_training(config)) {
+    : head_dim_(plan::head_dim(config)),
+      theta_(config.rope_theta),
+      stretch_(stretch_of(config)),
+      draws_(plan::draws_in_training(config)) {
   const auto body = register_module("model", std::make_shared<Namespace>());
   tokens_ =
       body->register_module("embed_tokens", std::make_shared<Embedding>(config.vocab_size, config.d_model));

@@ -32,6 +32,13 @@ std::pair<size_t, size_t> DataParallel::place_of(const std::string& parameter) c
   throw LogicError("[parallel.data_parallel] there is no parameter {}; use a name from units()", parameter);
 }
 
+std::optional<size_t> DataParallel::unit_of_frozen(const std::string& parameter) const {
+  const auto found = std::ranges::find_if(
+      units_, [&](const auto& unit) { return unit->frozen_entry(parameter) != nullptr; });
+  if (found == units_.end()) return std::nullopt;
+  return static_cast<size_t>(found - units_.begin());
+}
+
 void DataParallel::begin_forward() {
   check_usable();
   notice_update();

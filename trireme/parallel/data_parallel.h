@@ -252,13 +252,15 @@ class DataParallel {
    public:
     explicit Weights(DataParallel& engine);
     /// A copy of a whole parameter: fp32, of its shape, on the CPU. Collective. Parameters of one unit that
-    /// are asked for in a row gather it once.
+    /// are asked for in a row gather it once; those of it that are frozen for good are gathered apart.
     at::Tensor whole(const std::string& parameter);
 
    private:
+    at::Tensor whole_frozen(size_t unit, const std::string& parameter);
+
     DataParallel& engine_;
-    std::optional<size_t> gathered_;  ///< a unit
-    at::Tensor master_;               ///< of that unit
+    std::optional<size_t> gathered_, gathered_frozen_;  ///< units
+    at::Tensor master_, frozen_;                        ///< of these units
   };
 
   /// A whole tensor of which every rank along tp holds the part that `entry` says, `held`, of its shape;
@@ -351,6 +353,8 @@ class DataParallel {
   void give_back() noexcept;
   size_t index_of(const std::string& unit) const;
   std::pair<size_t, size_t> place_of(const std::string& parameter) const;
+  /// The unit of a parameter that is frozen for good; none: it is not, or is not there.
+  std::optional<size_t> unit_of_frozen(const std::string& parameter) const;
   bool is_root(size_t unit) const { return unit == 0 && use_from_ != UseFrom::kBuckets; }
   /// Validation has no backward pass, so a rank without data has nothing of it to repeat.
   bool trains() const { return at::GradMode::is_enabled() && evaluation_ == nullptr; }

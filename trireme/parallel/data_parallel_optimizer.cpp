@@ -19,6 +19,7 @@ std::vector<optim::FlatParam> DataParallel::optimizer_params(const GroupRule& ru
 }
 
 void DataParallel::round_as(const std::string& parameter, const std::string& name, int64_t first) {
+  if (unit_of_frozen(parameter)) return;  // it has no state
   const auto [unit, index] = place_of(parameter);
   units_[unit]->round_as(index, name, first);
 }

@@ -81,6 +81,10 @@ class FlatUnit {
   const FrozenPart* frozen() const { return frozen_.get(); }
   /// Replaces the values of parameters that are frozen for good, between steps. No communication.
   void load_frozen(const Initializer& values);
+  /// The place of one of these parameters in the layout of frozen(); null: none of them has that name.
+  const plan::FlatEntry* frozen_entry(const std::string& parameter) const;
+  /// All parameters that are frozen for good, as FrozenPart::gathered(). Collective where they are sharded.
+  at::Tensor whole_frozen() const;
   /// Calls `body` with the names and values, of their shapes and on the device, of parameters that are frozen
   /// for good. Collective for policies that shard parameters.
   void visit_frozen(const std::function<void(const std::string&, const at::Tensor&)>& body) const;

@@ -195,10 +195,21 @@ void FlatUnit::load_frozen(const Initializer& values) {
   frozen_->load(values);
 }
 
+const plan::FlatEntry* FlatUnit::frozen_entry(const std::string& parameter) const {
+  if (!frozen_) return nullptr;
+  const auto& entries = frozen_->layout().entries();
+  const auto found = std::ranges::find(entries, parameter, &plan::FlatEntry::name);
+  return found == entries.end() ? nullptr : &*found;
+}
+
+at::Tensor FlatUnit::whole_frozen() const {
+  const comm::Subject subject(*groups_.shard, name_);
+  return frozen_->gathered(*groups_.shard);
+}
+
 void FlatUnit::visit_frozen(const std::function<void(const std::string&, const at::Tensor&)>& body) const {
   if (!frozen_) return;
-  const comm::Subject subject(*groups_.shard, name_);
-  const at::Tensor all = frozen_->gathered(*groups_.shard);
+  const at::Tensor all = whole_frozen();
   for (const plan::FlatEntry& entry : frozen_->layout().entries())
     body(entry.name, all.narrow(0, entry.offset, entry.numel).view(entry.shape));
 }

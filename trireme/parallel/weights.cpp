@@ -15,8 +15,21 @@ DataParallel::Weights::Weights(DataParallel& engine) : engine_(engine) {
   engine_.take_writes();
 }
 
+at::Tensor DataParallel::Weights::whole_frozen(size_t unit, const std::string& parameter) {
+  const FlatUnit& flat = *engine_.units_[unit];
+  if (gathered_frozen_ != unit) {
+    frozen_.reset();  // one unit at a time
+    frozen_ = flat.whole_frozen();
+    gathered_frozen_ = unit;
+  }
+  const plan::FlatEntry& entry = *flat.frozen_entry(parameter);
+  return engine_.joined(entry, frozen_.narrow(0, entry.offset, entry.numel).view(entry.shape))
+      .to(at::kCPU, at::kFloat, /*non_blocking=*/false, /*copy=*/true);
+}
+
 at::Tensor DataParallel::Weights::whole(const std::string& parameter) {
   const at::NoGradGuard no_grad;
+  if (const auto frozen = engine_.unit_of_frozen(parameter)) return whole_frozen(*frozen, parameter);
   const size_t unit = engine_.place_of(parameter).first;
   if (gathered_ != unit) {
     master_.reset();  // one unit at a time

@@ -198,12 +198,8 @@ class Checker {
           said("memory.recompute", config_.memory.recompute));
     if (config_.parallel.tp > 1)
       throw ConfigError(
-          "[plan.config] {} cannot be cut over the ranks of {}; use data or context parallelism", kind,
-          said("parallel.tp", config_.parallel.tp));
-    if (config_.parallel.pp > 1)
-      throw ConfigError(
-          "[plan.config] {} cannot be distributed over the stages of {}; use data or context parallelism",
-          kind, said("parallel.pp", config_.parallel.pp));
+          "[plan.config] {} cannot be cut over the ranks of {}; use data, context or pipeline parallelism",
+          kind, said("parallel.tp", config_.parallel.tp));
     if (config_.parallel.reshard_after_forward.kind == ReshardAfterForward::Kind::kOver)
       throw ConfigError(
           "[plan.config] {} gathers frozen weights from all ranks of a shard, not from those of {}; use "
@@ -442,12 +438,10 @@ class Checker {
 
   void check_below_one() const {
     const OptimConfig& optim = config_.optim;
-    const std::pair<const char*, double> decays[] = {{"model.dropout", model_.dropout},
-                                                     {"adapter.dropout", model_.adapter.dropout},
-                                                     {"optim.beta1", optim.beta1},
-                                                     {"optim.beta2", optim.beta2},
-                                                     {"optim.momentum", optim.momentum},
-                                                     {"optim.ema", optim.ema}};
+    const std::pair<const char*, double> decays[] = {
+        {"model.dropout", model_.dropout},  {"adapter.dropout", model_.adapter.dropout},
+        {"optim.beta1", optim.beta1},       {"optim.beta2", optim.beta2},
+        {"optim.momentum", optim.momentum}, {"optim.ema", optim.ema}};
     for (const auto& [key, value] : decays) {
       if (value >= 1.0) throw ConfigError("[plan.config] {} must be below 1; lower it", said(key, value));
     }

@@ -146,6 +146,7 @@ ModelFacts describe(const ModelConfig& incomplete, int64_t seq_len, const Precis
   for (const UnitSpec& unit : facts.units) facts.params += unit.numel();
   const MatmulParams matmul = matmul_params_of(facts.units, model);
   facts.matmul_params = matmul.all;
+  facts.frozen_matmul_params = matmul.frozen;
   const bool attends = record_of(model.family).attends;
   const double attention = attends ? static_cast<double>(seq_len * query_width(model) * model.n_layers) : 0.0;
   facts.flops_per_token =

@@ -89,6 +89,7 @@ struct ModelFacts {
   std::vector<BufferSpec> buffers = {};  ///< of models of images
   int64_t params = 0;                    ///< tied weights counted once
   int64_t matmul_params = 0;  ///< blocks and head, no embedding lookup, no norms, no biases; of images: 0
+  int64_t frozen_matmul_params = 0;  ///< of these, those that are frozen for good
   /// Forward and backward: 6 matmul_params, 4 of those that are frozen for good, and with attention 6 T heads
   /// head_dim L (causal half).
   double flops_per_token = 0.0;

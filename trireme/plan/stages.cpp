@@ -15,9 +15,10 @@
 namespace trireme::plan {
 namespace {
 
-int64_t matrix_params(const UnitSpec& unit) {
+/// Elements of the matrices among some parameters.
+int64_t matrix_params(const std::vector<ParamSpec>& params) {
   int64_t total = 0;
-  for (const ParamSpec& param : unit.params) total += param.shape.size() == 2 ? param.numel() : 0;
+  for (const ParamSpec& param : params) total += param.shape.size() == 2 ? param.numel() : 0;
   return total;
 }
 
@@ -86,9 +87,10 @@ PassWork& PassWork::operator+=(const PassWork& other) {
 PassWork work_of(const StagePart& part) {
   // cuDNN's kernels beside products of a Llama's block, on an H200: causal, heads of 128, 4,096 tokens.
   constexpr double kForward = 1.3, kBackward = 3.9;
-  if (part.name == kHeadUnit) return {.forward = 3.0 * part.flops};
+  if (part.name == kHeadUnit) return {.forward = 3.0 * part.flops - part.frozen};
   const double products = part.flops - part.attention;
-  return {products + kForward * part.attention, products + kBackward * part.attention, products};
+  return {products + kForward * part.attention, products + kBackward * part.attention,
+          products - part.frozen};
 }
 
 StageSplit cut_at(std::vector<int64_t> first, const std::vector<StagePart>& parts, double spread_flops) {
@@ -118,13 +120,18 @@ std::vector<StagePart> stage_parts(const ModelConfig& model, const ModelFacts& f
   const ModelFamilyRecord& family = record_of(model.family);
   const bool halves = cut_at == CutAt::kHalves && family.attention_params > 0;
   const auto layers = static_cast<double>(model.n_layers);
-  const double attention =
-      (facts.flops_per_token / 3.0 - 2.0 * static_cast<double>(facts.matmul_params)) / layers;
+  const auto matmul = static_cast<double>(facts.matmul_params),
+             frozen = static_cast<double>(facts.frozen_matmul_params);
+  const double attention = ((facts.flops_per_token + 2.0 * frozen) / 3.0 - 2.0 * matmul) / layers;
   std::vector<StagePart> parts;
   for (int64_t layer = 0; layer < model.n_layers; ++layer) {
     const UnitSpec& unit = facts.units[static_cast<size_t>(1 + layer)];
     const auto add = [&](const UnitSpec& of, double attends) {
-      parts.push_back({of.name, 2.0 * static_cast<double>(matrix_params(of)) + attends, of.numel(), attends});
+      parts.push_back({.name = of.name,
+                       .flops = 2.0 * static_cast<double>(matrix_params(of.params)) + attends,
+                       .params = of.numel(),
+                       .attention = attends,
+                       .frozen = 2.0 * static_cast<double>(matrix_params(of.frozen()))});
     };
     if (halves) {
       add(half_of(unit, model, true), attention);
@@ -136,8 +143,11 @@ std::vector<StagePart> stage_parts(const ModelConfig& model, const ModelFacts& f
   parts.front().params += facts.units.front().numel();
   if (spread_head) return parts;
   const bool untied = facts.units.back().name == kHeadUnit;
-  parts.push_back(
-      {kHeadUnit, head_flops(model), untied ? facts.units.back().numel() : model.vocab_size * model.d_model});
+  const bool is_frozen = (untied ? facts.units.back() : facts.units.front()).trained().empty();
+  parts.push_back({.name = kHeadUnit,
+                   .flops = head_flops(model),
+                   .params = untied ? facts.units.back().numel() : model.vocab_size * model.d_model,
+                   .frozen = is_frozen ? head_flops(model) : 0.0});
   return parts;
 }
 

@@ -16,6 +16,7 @@ struct StagePart {
   double flops = 0.0;      ///< forward, for a token
   int64_t params = 0;      ///< of a tied head its copy of the embeddings
   double attention = 0.0;  ///< of `flops`: scores, and values times them, which have no weights
+  double frozen = 0.0;     ///< of `flops`: products with weights of which no gradient is computed
 };
 
 /// The time of passes, as FLOPs for a token of matrix products that take as long.
@@ -27,7 +28,7 @@ struct PassWork {
 /// A product costs as much in each pass. Attention is slower than that, has no backward pass for weights, and
 /// in the one for its input five products for two of forward. All of the head counts as forward: of models of
 /// text it makes its gradients together with the loss, as on GPUs, and in models of images it is too small
-/// to matter when.
+/// to matter when. Weights that are frozen for good have no pass of their own.
 PassWork work_of(const StagePart& part);
 
 /// Where stages may begin: at blocks, or also between a block's attention and the rest of it, where the

@@ -36,37 +36,46 @@ parallel::TensorInfos infos_of(const plan::ModelFacts& facts, bool frozen, const
 
 }  // namespace
 
-void save_merged(parallel::DataParallel& engine, const plan::ModelConfig& model,
-                 const plan::ModelFacts& facts, const std::string& path, const parallel::Notes& notes) {
-  const parallel::TensorInfos adapters = infos_of(facts, /*frozen=*/false);
-  const bool in_out = plan::record_of(model.family).in_out;
-  const auto visit = [&](const std::function<void(const std::string&, const at::Tensor&)>& body) {
-    parallel::DataParallel::Weights trained(engine);
-    engine.visit_frozen([&](const std::string& name, const at::Tensor& values) {
+AdaptedModel adapted_model(parallel::DataParallel& engine, const plan::ModelConfig& config,
+                           const plan::ModelFacts& facts) {
+  const auto weights = std::make_shared<parallel::DataParallel::Weights>(engine);
+  return {.config = config,
+          .facts = facts,
+          .visit_frozen = [&engine](const AdaptedModel::Body& body) { engine.visit_frozen(body); },
+          .visit_trained = [&engine](const AdaptedModel::Body& body) { engine.visit_weights(body); },
+          .trained = [weights](const std::string& name) { return weights->whole(name); }};
+}
+
+void save_merged(comm::Group& all, const AdaptedModel& model, const std::string& path,
+                 const parallel::Notes& notes) {
+  const parallel::TensorInfos adapters = infos_of(model.facts, /*frozen=*/false);
+  const bool in_out = plan::record_of(model.config.family).in_out;
+  const auto visit = [&](const AdaptedModel::Body& body) {
+    model.visit_frozen([&](const std::string& name, const at::Tensor& values) {
       const auto [first, second] = adapter_names(name);
       if (!adapters.contains(first)) return body(name, values);
-      const at::Tensor a = trained.whole(first), b = trained.whole(second);
-      if (!engine.is_writer()) return body(name, values);
-      const at::Tensor change = at::matmul(b, a).mul_(plan::scale_of(model.adapter));
+      const at::Tensor a = model.trained(first), b = model.trained(second);
+      if (all.rank() != 0) return;
+      const at::Tensor change = at::matmul(b, a).mul_(plan::scale_of(model.config.adapter));
       body(name, values + (in_out ? change.t() : change));
     });
   };
-  parallel::save_weights(*engine.mesh().stage, infos_of(facts, /*frozen=*/true), visit, path, notes);
+  parallel::save_weights(all, infos_of(model.facts, /*frozen=*/true), visit, path, notes);
 }
 
-void save_adapter(parallel::DataParallel& engine, const plan::ModelConfig& model,
-                  const plan::ModelFacts& facts, const std::string& folder, const std::string& base) {
-  const auto visit = [&](const std::function<void(const std::string&, const at::Tensor&)>& body) {
-    engine.visit_weights(
+void save_adapter(comm::Group& all, const AdaptedModel& model, const std::string& folder,
+                  const std::string& base) {
+  const auto visit = [&](const AdaptedModel::Body& body) {
+    model.visit_trained(
         [&](const std::string& name, const at::Tensor& values) { body(plan::kPeftPrefix + name, values); });
   };
-  parallel::save_weights(*engine.mesh().stage, infos_of(facts, /*frozen=*/false, plan::kPeftPrefix), visit,
+  parallel::save_weights(all, infos_of(model.facts, /*frozen=*/false, plan::kPeftPrefix), visit,
                          folder + "/" + plan::kPeftWeights, {{kBaseNote, base}});
   const auto error = error_of([&] {
-    if (engine.is_writer())
-      write_file_atomic(folder + "/" + plan::kPeftConfig, plan::to_peft(model).dump(2) + "\n");
+    if (all.rank() == 0)
+      write_file_atomic(folder + "/" + plan::kPeftConfig, plan::to_peft(model.config).dump(2) + "\n");
   });
-  comm::throw_together(*engine.mesh().stage, error, "train.adapter");
+  comm::throw_together(all, error, "train.adapter");
 }
 
 namespace {
@@ -84,7 +93,8 @@ void check_base(const std::string& noted, const std::string& base, const std::st
 
 }  // namespace
 
-void load_adapter(parallel::DataParallel& engine, const std::string& folder, const std::string& base) {
+void load_adapter(comm::Group& all, const std::vector<std::shared_ptr<parallel::DataParallel>>& engines,
+                  const plan::ModelFacts& facts, const std::string& folder, const std::string& base) {
   std::unique_ptr<parallel::StateReader> reader;
   const auto error = error_of([&] {
     const std::string path = folder + "/" + plan::kPeftWeights;
@@ -92,17 +102,16 @@ void load_adapter(parallel::DataParallel& engine, const std::string& folder, con
     if (const auto noted = notes.find(kBaseNote); noted != notes.end())
       check_base(noted->second, base, folder);
     reader = std::make_unique<parallel::StateReader>(path);
-    for (const auto& unit : engine.units()) {
-      for (const plan::FlatEntry& entry : unit->layout().entries())
-        reader->want(plan::kPeftPrefix + entry.name, entry.whole_shape(), at::kFloat);
-    }
+    for (const auto& [name, info] : infos_of(facts, /*frozen=*/false, plan::kPeftPrefix))
+      reader->want(name, info.first, info.second);
     reader->check({}, /*ignores_optimizer=*/true);
   });
-  comm::throw_together(*engine.mesh().stage, error, "train.adapter");
-  engine.load_values([](const std::string&) { return true; },
-                     [&](const std::string& name, const plan::Region& region, at::Tensor& out) {
-                       out.copy_(reader->read(plan::kPeftPrefix + name, region));
-                     });
+  comm::throw_together(all, error, "train.adapter");
+  for (const auto& engine : engines)
+    engine->load_values([](const std::string&) { return true; },
+                        [&](const std::string& name, const plan::Region& region, at::Tensor& out) {
+                          out.copy_(reader->read(plan::kPeftPrefix + name, region));
+                        });
 }
 
 }  // namespace trireme::train

@@ -25,6 +25,7 @@ at::TensorOptions numbers_on(c10::Device device) {
 StagedModel::StagedModel(const ModelSetup& setup)
     : TrainedModel(setup),
       config_(setup.config),
+      facts_(setup.facts),
       mesh_(setup.mesh),
       micro_batch_(setup.batch.micro_batch),
       split_(setup.held.split),
@@ -98,7 +99,8 @@ void StagedModel::name_units(const plan::ModelFacts& facts) {
       const bool repeats = unit.name == plan::kRootUnit || plan_.schedule.is_head_part(stage);
       units_.push_back(repeats ? fmt::format("{} of stage {}", unit.name, stage) : unit.name);
       for (const plan::ParamSpec& param : unit.params) {
-        if (param.part.copy == 0) saved_params_[param.name].push_back({stage, param.shape, param.part});
+        if (param.part.copy == 0)
+          saved_params_[param.name].push_back({stage, param.shape, param.part, param.frozen});
       }
     }
   }

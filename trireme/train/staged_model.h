@@ -4,6 +4,7 @@
 #include <optional>
 #include <set>
 
+#include "trireme/base/hash.h"
 #include "trireme/parallel/pipeline.h"
 #include "trireme/plan/pipeline.h"
 #include "trireme/plan/tensor_split.h"
@@ -31,6 +32,7 @@ class StagedModel : public TrainedModel {
   Scores evaluate(const std::vector<data::Batch>& batches, Guesses* guesses) override;
   std::vector<int32_t> generate(std::vector<int32_t> prompt, const SamplingOptions& options) override;
   void save_weights(const std::string& path, const parallel::Notes& notes) override;
+  std::string base_digest() override;
   std::string weights_digest() override;
 
   parallel::Pipeline& pipeline() { return *pipeline_; }
@@ -41,11 +43,21 @@ class StagedModel : public TrainedModel {
     int64_t stage;
     plan::Shape shape;  ///< of what it has
     plan::Part part;
+    bool frozen = false;  ///< for good
   };
   using Visitor = std::function<void(const std::string& name, const at::Tensor& weight)>;
-  /// Calls body(name, fp32 CPU tensor) on rank 0 of the job for every parameter of the model, in name order,
-  /// with one of them on its way at a time. Collective.
-  void visit_weights(const Visitor& body);
+  /// What the engines of this rank have.
+  using Readers = std::vector<parallel::DataParallel::Weights>;
+  Readers readers();
+  /// A whole parameter of the model, on the CPU of rank 0 of the job, on whose way it has `dtype`; undefined
+  /// on others. Collective.
+  at::Tensor whole(const std::string& name, Readers& readers, at::ScalarType dtype = at::kFloat);
+  /// Calls body(name, fp32 CPU tensor, undefined but on rank 0) for every parameter of the model that is
+  /// trained, or frozen for good, in name order, with one of them on its way at a time. Collective.
+  void visit_weights(bool frozen, const Visitor& body);
+  AdaptedModel adapted() override;
+  /// The digest that rank 0 has, on all ranks.
+  std::string shared(const StreamingHash& hash) const;
   /// The same for buffers, in their dtypes.
   void visit_buffers(const Visitor& body);
   /// `mine`, which the first data-parallel rank of a stage has, on rank 0 of the job; undefined on others.
@@ -68,6 +80,7 @@ class StagedModel : public TrainedModel {
   std::set<int64_t> holders_of(int64_t stage) const;
 
   const plan::Config& config_;
+  const plan::ModelFacts& facts_;
   comm::Mesh mesh_;
   int64_t micro_batch_;
   plan::TensorSplit split_;  ///< what this rank has of each stage

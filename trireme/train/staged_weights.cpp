@@ -5,6 +5,8 @@
 
 #include "trireme/base/hash.h"
 #include "trireme/parallel/state_file.h"
+#include "trireme/plan/adapter.h"
+#include "trireme/train/engine_options.h"
 #include "trireme/train/staged_model.h"
 
 namespace trireme::train {
@@ -30,22 +32,38 @@ void put(const at::Tensor& held, const plan::Part& part, at::Tensor& whole) {
 
 }  // namespace
 
-void StagedModel::visit_weights(const Visitor& body) {
-  const bool is_root = mesh_.world->rank() == 0;
-  std::vector<parallel::DataParallel::Weights> readers;
+StagedModel::Readers StagedModel::readers() {
+  Readers readers;
   for (const Part& part : parts_) readers.emplace_back(*part.engine);
-  for (const auto& [name, all] : saved_params_) {
-    at::Tensor whole;
-    for (const Saved& saved : all) {
-      const auto here = std::ranges::find(stage_of_engine_, saved.stage);
-      at::Tensor mine;
-      if (here != stage_of_engine_.end())
-        mine = readers[static_cast<size_t>(here - stage_of_engine_.begin())].whole(name);
-      const at::Tensor held = on_root(mine, saved, at::kFloat);
-      if (is_root) put(held, saved.part, whole);
-    }
-    if (is_root) body(name, whole);
+  return readers;
+}
+
+at::Tensor StagedModel::whole(const std::string& name, Readers& readers, at::ScalarType dtype) {
+  at::Tensor whole;
+  for (const Saved& saved : saved_params_.at(name)) {
+    const auto here = std::ranges::find(stage_of_engine_, saved.stage);
+    at::Tensor mine;
+    if (here != stage_of_engine_.end())
+      mine = readers[static_cast<size_t>(here - stage_of_engine_.begin())].whole(name);
+    const at::Tensor held = on_root(mine, saved, dtype);
+    if (mesh_.world->rank() == 0) put(held, saved.part, whole);
   }
+  return whole;
+}
+
+void StagedModel::visit_weights(bool frozen, const Visitor& body) {
+  Readers readers = this->readers();
+  for (const auto& [name, all] : saved_params_)
+    if (all.front().frozen == frozen) body(name, whole(name, readers));
+}
+
+AdaptedModel StagedModel::adapted() {
+  const auto readers = std::make_shared<Readers>(this->readers());
+  return {.config = config_.model,
+          .facts = facts_,
+          .visit_frozen = [this](const AdaptedModel::Body& body) { visit_weights(/*frozen=*/true, body); },
+          .visit_trained = [this](const AdaptedModel::Body& body) { visit_weights(/*frozen=*/false, body); },
+          .trained = [this, readers](const std::string& name) { return whole(name, *readers); }};
 }
 
 void StagedModel::visit_buffers(const Visitor& body) {
@@ -65,7 +83,7 @@ at::Tensor StagedModel::on_root(const at::Tensor& mine, const Saved& saved, at::
   const auto options = at::TensorOptions().device(mesh_.world->device()).dtype(dtype);
   at::Tensor weight = mine;
   if (mesh_.stage->rank() == 0 && from != 0 && mesh_.pp_rank == from) {
-    mesh_.pp->send(weight.to(options.device()).contiguous(), 0);
+    mesh_.pp->send(weight.to(options.device(), dtype).contiguous(), 0);
   } else if (is_root && from != 0) {
     weight = at::empty(saved.shape, options);
     mesh_.pp->recv(weight, from);
@@ -74,24 +92,46 @@ at::Tensor StagedModel::on_root(const at::Tensor& mine, const Saved& saved, at::
 }
 
 void StagedModel::save_weights(const std::string& path, const parallel::Notes& notes) {
+  if (plan::has_adapters(config_)) return save_merged(*mesh_.all, adapted(), path, notes);
   parallel::TensorInfos infos;
   for (const auto& [name, all] : saved_params_)
     infos[name] = {all.front().part.whole_of(all.front().shape), at::kFloat};
   for (const auto& [name, saved] : saved_buffers_) infos[name] = {saved.shape, dtype_of_buffer(saved.shape)};
   const auto visit = [this](const Visitor& body) {
-    visit_weights(body);
+    visit_weights(/*frozen=*/false, body);
     visit_buffers(body);
   };
   parallel::save_weights(*mesh_.all, infos, visit, path, notes);
 }
 
-std::string StagedModel::weights_digest() {
-  StreamingHash hash;
-  visit_weights(
-      [&](const std::string&, const at::Tensor& weight) { hash.update(weight.data_ptr(), weight.nbytes()); });
+std::string StagedModel::shared(const StreamingHash& hash) const {
   const auto [upper, lower] = comm::in_halves(hash.digest());
   const auto words = comm::gather_scalars(*mesh_.all, {upper, lower});
   return hex64(comm::from_halves(words[0][0], words[0][1]));
+}
+
+/// In the order of the units of the whole model, as an engine of all of them has it.
+std::string StagedModel::base_digest() {
+  StreamingHash hash;
+  Readers readers = this->readers();
+  const at::ScalarType dtype = engine_options(config_, mesh_, fp8_history()).compute;
+  for (const plan::UnitSpec& unit : facts_.units) {
+    for (const plan::ParamSpec& param : unit.frozen()) {
+      const at::Tensor values = whole(param.name, readers, dtype);
+      if (mesh_.world->rank() != 0) continue;
+      const at::Tensor rounded = values.to(dtype);
+      hash.update(rounded.data_ptr(), rounded.nbytes());
+    }
+  }
+  return shared(hash);
+}
+
+std::string StagedModel::weights_digest() {
+  StreamingHash hash;
+  visit_weights(/*frozen=*/false, [&](const std::string&, const at::Tensor& weight) {
+    if (weight.defined()) hash.update(weight.data_ptr(), weight.nbytes());
+  });
+  return shared(hash);
 }
 
 }  // namespace trireme::train

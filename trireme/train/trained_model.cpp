@@ -24,7 +24,8 @@ Scores score_images(const at::Tensor& logits, const at::Tensor& targets) {
 }
 
 TrainedModel::TrainedModel(const ModelSetup& setup)
-    : metrics_(setup.metrics != nullptr ? *setup.metrics : std::vector<Metric>()),
+    : facts_of_all_(setup.facts),
+      metrics_(setup.metrics != nullptr ? *setup.metrics : std::vector<Metric>()),
       all_ranks_(setup.mesh.all) {
   const plan::Fp8Config& fp8 = setup.config.precision.fp8;
   if (fp8.recipe == plan::Fp8::kOff || fp8.scales != plan::Fp8Scales::kDelayed) return;
@@ -109,12 +110,18 @@ void TrainedModel::load_weights(const std::string& path, bool stages) {
   for (const Part& part : parts_) parallel::load_weights(*part.engine, path, {.unexpected = stages});
 }
 
-void TrainedModel::load_base(const std::string& path) {
-  for (const Part& part : parts_) parallel::load_frozen(*part.engine, path);
+void TrainedModel::load_base(const std::string& path, bool stages) {
+  for (const Part& part : parts_) parallel::load_frozen(*part.engine, path, {.unexpected = stages});
 }
 
-std::string TrainedModel::base_digest() {
-  return parallel::frozen_digest(*parts_.front().engine);
+void TrainedModel::load_adapter(const std::string& folder, const std::string& base) {
+  std::vector<std::shared_ptr<parallel::DataParallel>> engines;
+  for (const Part& part : parts_) engines.push_back(part.engine);
+  train::load_adapter(*all_ranks_, engines, facts_of_all_, folder, base);
+}
+
+void TrainedModel::save_adapter(const std::string& folder, const std::string& base) {
+  train::save_adapter(*all_ranks_, adapted(), folder, base);
 }
 
 nn::JointPtr joint_of(const plan::ModelConfig& model, const comm::Mesh& mesh) {

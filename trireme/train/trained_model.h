@@ -23,6 +23,7 @@
 #include "trireme/plan/config.h"
 #include "trireme/plan/model_facts.h"
 #include "trireme/plan/pipeline_report.h"
+#include "trireme/train/adapter.h"
 #include "trireme/train/generate.h"
 #include "trireme/train/program.h"
 
@@ -156,17 +157,18 @@ class TrainedModel {
   /// Parameters take the values of `path`, as parallel::load_weights() has it; each rank reads its part.
   /// `stages`: of a pipeline, which each want a part of the tensors.
   void load_weights(const std::string& path, bool stages);
-  /// Weights under adapters take the values of `path`, as parallel::load_frozen() has it.
-  void load_base(const std::string& path);
+  /// Weights under adapters take the values of `path`, as parallel::load_frozen() has it; `stages` as in
+  /// load_weights().
+  void load_base(const std::string& path, bool stages);
   /// Adapters take the values of a folder of PEFT, if it notes no other base (train/adapter.h).
-  virtual void load_adapter(const std::string&, const std::string&) {}
-  /// As parallel::frozen_digest(), of the weights under adapters.
-  std::string base_digest();
+  void load_adapter(const std::string& folder, const std::string& base);
+  /// As parallel::frozen_digest(), of the weights under adapters of the whole model; the same on every rank.
+  virtual std::string base_digest() = 0;
   /// Rank 0 writes all weights as one file; with adapters those that they make (save_merged()). Throws
   /// EnvironmentError on every rank when it cannot.
   virtual void save_weights(const std::string& path, const parallel::Notes& notes = {}) = 0;
   /// Rank 0 writes the adapters into a folder, with a note of their base (train/adapter.h).
-  virtual void save_adapter(const std::string&, const std::string&) {}
+  void save_adapter(const std::string& folder, const std::string& base);
   /// As parallel::weights_digest(), of the whole model, with adapters of these alone; the same on every rank.
   virtual std::string weights_digest() = 0;
 
@@ -175,6 +177,8 @@ class TrainedModel {
 
  protected:
   explicit TrainedModel(const ModelSetup& setup);
+  /// The model as adapters and their base are read from it.
+  virtual AdaptedModel adapted() = 0;
   std::vector<Part> parts_;
   /// What a batch adds to the sums of metrics().
   std::vector<double> own_sums(const at::Tensor& logits, const at::Tensor& targets) const;
@@ -182,6 +186,7 @@ class TrainedModel {
  private:
   void end_fp8_step();
 
+  const plan::ModelFacts& facts_of_all_;
   std::vector<Metric> metrics_;
   std::shared_ptr<comm::Group> all_ranks_;
   std::unique_ptr<nn::Fp8History> fp8_history_;

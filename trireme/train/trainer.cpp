@@ -140,7 +140,7 @@ void Trainer::agree_on_base() {
 /// Checkpoints have adapters alone, so the weights under them are read whenever a run begins or goes on.
 void Trainer::begin_adapters() {
   const std::string& weights = config_.model.weights;
-  if (!weights.empty()) model_.load_base(weights);
+  if (!weights.empty()) model_.load_base(weights, config_.parallel.pp > 1);
   parts_.base_digest = fmt::format("{} {}", config_.precision.compute, model_.base_digest());
   agree_on_base();
   if (!options_.announce || !parts_.is_root()) return;

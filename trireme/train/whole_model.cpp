@@ -10,7 +10,6 @@
 #include "trireme/plan/adapter.h"
 #include "trireme/plan/buckets.h"
 #include "trireme/plan/tensor_split.h"
-#include "trireme/train/adapter.h"
 #include "trireme/train/connect.h"
 #include "trireme/train/engine_options.h"
 #include "trireme/train/guesses.h"
@@ -141,17 +140,17 @@ std::vector<int32_t> WholeModel::generate(std::vector<int32_t> prompt, const Sam
   return train::generate(next_logits, std::move(prompt), options);
 }
 
+AdaptedModel WholeModel::adapted() {
+  return adapted_model(engine(), config_.model, facts_);
+}
+
 void WholeModel::save_weights(const std::string& path, const parallel::Notes& notes) {
   if (!plan::has_adapters(config_)) return parallel::save_weights(engine(), path, notes);
-  save_merged(engine(), config_.model, facts_, path, notes);
+  save_merged(*mesh_.all, adapted(), path, notes);
 }
 
-void WholeModel::save_adapter(const std::string& folder, const std::string& base) {
-  train::save_adapter(engine(), config_.model, facts_, folder, base);
-}
-
-void WholeModel::load_adapter(const std::string& folder, const std::string& base) {
-  train::load_adapter(engine(), folder, base);
+std::string WholeModel::base_digest() {
+  return parallel::frozen_digest(engine());
 }
 
 std::string WholeModel::weights_digest() {

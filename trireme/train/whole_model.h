@@ -26,11 +26,11 @@ class WholeModel : public TrainedModel {
   Scores evaluate(const std::vector<data::Batch>& batches, Guesses* guesses) override;
   std::vector<int32_t> generate(std::vector<int32_t> prompt, const SamplingOptions& options) override;
   void save_weights(const std::string& path, const parallel::Notes& notes) override;
-  void save_adapter(const std::string& folder, const std::string& base) override;
-  void load_adapter(const std::string& folder, const std::string& base) override;
+  std::string base_digest() override;
   std::string weights_digest() override;
 
  private:
+  AdaptedModel adapted() override;
   parallel::DataParallel& engine() const { return *parts_.front().engine; }
 
   std::shared_ptr<nn::Model> model_;
