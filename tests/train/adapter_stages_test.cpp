@@ -1,7 +1,6 @@
 // Adapters of a model in stages: the adapters, the files and the figures of the model in one piece.
 #include <filesystem>
 #include <set>
-#include <utility>
 
 #include "tests/support/refusal.h"
 #include "tests/train/staged_fixture.h"
@@ -89,25 +88,15 @@ TEST_F(AdaptersInStages, HaveOneDigestUnderEveryPolicyInsideStages) {
   }
 }
 
-/// Nothing of such a stage is trained, and where it is the first one, nothing is differentiated.
 TEST_F(AdaptersInStages, MayLeaveAStageWithNothingToTrain) {
   config_.model.n_layers = 1;
-  config_.pipeline.split = *plan::parse_cut("1,0");
-  const auto compare = [&](const std::string& what) {
-    config_.parallel.policy = PolicyName::kFsdp;
-    const bool spread = std::exchange(config_.pipeline.spread_head, false);
-    const Adapted whole = adapted(1, 2);
-    config_.pipeline.spread_head = spread;
-    for (const ScheduleName schedule : {ScheduleName::k1F1B, ScheduleName::kZbH1}) {
-      config_.pipeline.schedule = schedule;
-      expect_equal_runs(adapted(2, 2), whole, fmt::format("{}, {}", what, schedule));
-    }
-  };
-  compare("a head alone");
-  config_.pipeline.split = {};
-  config_.model.adapter.targets = "up_proj,down_proj";
-  config_.pipeline.spread_head = true;  // leaves two parts, attention and what follows it
-  compare("attention alone, and parts of the head");
+  config_.pipeline.split = *plan::parse_cut("1,0");  // a head alone
+  config_.parallel.policy = PolicyName::kFsdp;
+  const Adapted whole = adapted(1, 2);
+  for (const ScheduleName schedule : {ScheduleName::k1F1B, ScheduleName::kZbH1}) {
+    config_.pipeline.schedule = schedule;
+    expect_equal_runs(adapted(2, 2), whole, std::string(plan::name(schedule)));
+  }
 }
 
 TEST_F(AdaptersInStages, TakeTheBytesThatAreCounted) {

@@ -208,6 +208,7 @@ TEST_F(AdapterRun, GoesOnExactlyFromCheckpointsThatHoldAdaptersAlone) {
 }
 
 TEST_F(AdapterRun, GoesOnExactlyInStagesAndFromAModelInOnePiece) {
+  config_.model.n_layers = 4;
   config_.model.weights = pretrain();
   use_adapter();
   config_.train.steps = 12;
