@@ -169,15 +169,16 @@ TEST(SavedPrograms, GoBackWhereTheyStand) {
 TEST(SavedPrograms, SavingAndLoadingPlaceNothing) {
   const SavedMesh mesh{.tp = 2, .stages = 2};
   const std::string file = saved_path("fresh"), weights = saved_path("weights");
-  Values begin;
-  on_saved_mesh(mesh, [&](bool is_first) {
-    const SavedRun run(with_stages(2), true, 5);
+  const Values begin = train_until(0, mesh, true).values;
+  const SavedOutcome straight = train_until(2, mesh, true);
+  on_saved_mesh(mesh, [&](bool) {
+    SavedRun run(with_stages(2), true, 5);
     run.save(file, 0);
     gt::save(weights, run.named());
-    const Values values = values_of(run.named());
-    if (is_first) begin = values;
+    run.step(0);
+    run.step(1);
+    EXPECT_EQ(values_of(run.named()), straight.values);
   });
-  const SavedOutcome straight = train_until(2, mesh, true);
   EXPECT_EQ(train_until(2, mesh, true, file).values, straight.values);
   on_saved_mesh(mesh, [&](bool) {
     SavedRun run(with_stages(2), true, 7);
@@ -210,12 +211,13 @@ TEST(SavedPrograms, TakeTheNextRandomNumbers) {
   }
 }
 
-/// Two parameters, of which one has been updated.
+/// Two parameters, of which one is updated.
 struct SmallProgram {
   gt::Tensor used = gt::randn({4, 3}), idle = gt::randn({3});
   gt::AdamW optimizer{std::vector<gt::Tensor>{used.requires_grad_(), idle.requires_grad_()}, 0.1};
 
-  SmallProgram() {
+  SmallProgram() { update(); }
+  void update() {
     gt::matmul(gt::ones({2, 4}), used).mean().backward();
     optimizer.step();
     optimizer.zero_grad();
@@ -250,9 +252,15 @@ void replace_in_file(const std::string& from, const std::string& to, const std::
   std::ofstream(to, std::ios::binary) << bytes;
 }
 
+/// A file, and a program that has gone on since it was written.
 class RefusedFiles {
  public:
-  RefusedFiles() { gt::save_training(good_, program_.named(), program_.optimizer, 1); }
+  RefusedFiles() {
+    gt::save_training(good_, program_.named(), program_.optimizer, 1);
+    program_.update();
+    gt::randn({1});
+    gt::save_training(before_, program_.named(), program_.optimizer, 1);
+  }
 
   SmallProgram& program() { return program_; }
   const std::string& good() const { return good_; }
@@ -265,12 +273,13 @@ class RefusedFiles {
   }
   void expect_unchanged() {
     gt::save_training(now_, program_.named(), program_.optimizer, 1);
-    EXPECT_EQ(bytes_of_file(now_), bytes_of_file(good_));
+    EXPECT_EQ(bytes_of_file(now_), bytes_of_file(before_));
   }
 
  private:
   SmallProgram program_;
-  std::string good_ = saved_path("good"), bad_ = saved_path("bad"), now_ = saved_path("now");
+  std::string good_ = saved_path("good"), bad_ = saved_path("bad"), now_ = saved_path("now"),
+              before_ = saved_path("before");
 };
 
 TEST(SavedPrograms, RefuseDamagedFilesAndChangeNothing) {
@@ -326,7 +335,7 @@ TEST(SavedPrograms, TakeFilesWithoutADigestAndWeightsAlone) {
     rewrite_saved(files.good(), files.bad(), [](Tensors& all) { all.at("idle").fill_(2.5); });
     gt::load(files.bad(), files.program().named());
     EXPECT_EQ(files.program().idle.fetch().floats(), std::vector<float>(3, 2.5f));
-    EXPECT_EQ(files.program().optimizer.states().at(0).steps, 1);
+    EXPECT_EQ(files.program().optimizer.states().at(0).steps, 2);
   });
 }
 
