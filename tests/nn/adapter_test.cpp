@@ -19,7 +19,8 @@ namespace {
 
 using NamedValues = std::map<std::string, at::Tensor>;
 
-plan::ModelConfig adapter_config(plan::ModelFamily family, const std::string& targets) {
+plan::ModelConfig adapter_config(plan::ModelFamily family, const std::string& targets,
+                                 plan::AdapterKind kind = plan::AdapterKind::kLora) {
   plan::ModelConfig config;
   config.family = family;
   config.n_layers = 2;
@@ -27,7 +28,7 @@ plan::ModelConfig adapter_config(plan::ModelFamily family, const std::string& ta
   config.n_heads = 4;
   config.n_kv_heads = family == plan::ModelFamily::kLlama ? 2 : 0;
   config.vocab_size = 50;
-  config.adapter = {.kind = plan::AdapterKind::kLora, .rank = 3, .alpha = 5.0, .targets = targets};
+  config.adapter = {.kind = kind, .rank = 3, .alpha = 5.0, .targets = targets};
   return plan::complete(config, 16);
 }
 
@@ -116,27 +117,41 @@ TEST_P(LowRankAdapters, ComputeAndLearnWhatTheirProductAddedToTheWeightsDoes) {
   for (const auto& [name, value] : own) EXPECT_EQ(value.grad().defined(), plan::is_of_adapter(name)) << name;
 }
 
-TEST_P(LowRankAdapters, LearnTheSameWhereBlocksAreComputedAgain) {
-  const auto [family, targets] = GetParam();
-  const auto model = adapted_model(adapter_config(family, targets));
-  const NamedValues own = values_of_module(*model);
-  const at::Tensor tokens = at::randint(50, {2, 16}, at::kLong),
-                   targets_of = at::randint(50, {2, 16}, at::kLong);
-  model->loss(tokens, targets_of).backward();
-  NamedValues wanted;
-  for (const auto& [name, value] : own) {
+/// Gradients of the adapters, which are left without them.
+NamedValues gradients_of_adapters(LanguageModel& model, const at::Tensor& tokens, const at::Tensor& targets) {
+  at::manual_seed(11);  // of dropout
+  model.loss(tokens, targets).backward();
+  NamedValues found;
+  for (auto& [name, value] : values_of_module(model)) {
     if (!plan::is_of_adapter(name)) continue;
-    wanted[name] = value.grad().clone();
+    found[name] = value.grad().clone();
     at::Tensor parameter = value;
     parameter.mutable_grad().reset();
   }
-  model->set_unit_runner([](const Unit& unit, const at::Tensor& x, bool) {
-    return x.is_floating_point() && unit.name != plan::kHeadUnit
-               ? memory::recomputed(x, unit.forward, false, unit.again)
-               : unit.forward(x);
-  });
-  model->loss(tokens, targets_of).backward();
-  for (const auto& [name, gradient] : wanted) EXPECT_TRUE(at::equal(own.at(name).grad(), gradient)) << name;
+  return found;
+}
+
+TEST_P(LowRankAdapters, LearnTheSameWhereBlocksAreComputedAgain) {
+  const auto [family, targets] = GetParam();
+  for (const plan::AdapterKind kind : {plan::AdapterKind::kLora, plan::AdapterKind::kDora}) {
+    for (const double dropout : {0.0, 0.3}) {
+      plan::ModelConfig config = adapter_config(family, targets, kind);
+      config.adapter.dropout = dropout;
+      const auto model = adapted_model(config);
+      const at::Tensor tokens = at::randint(50, {2, 16}, at::kLong),
+                       targets_of = at::randint(50, {2, 16}, at::kLong);
+      const NamedValues wanted = gradients_of_adapters(*model, tokens, targets_of);
+      model->set_unit_runner([](const Unit& unit, const at::Tensor& x, bool) {
+        return x.is_floating_point() && unit.name != plan::kHeadUnit
+                   ? memory::recomputed(x, unit.forward, unit.draws, unit.again)
+                   : unit.forward(x);
+      });
+      ASSERT_FALSE(wanted.empty());
+      const NamedValues again = gradients_of_adapters(*model, tokens, targets_of);
+      for (const auto& [name, gradient] : wanted)
+        EXPECT_TRUE(at::equal(again.at(name), gradient)) << name << " " << plan::name(kind) << " " << dropout;
+    }
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Families, LowRankAdapters,
@@ -170,7 +185,7 @@ TEST(FrozenLinear, KeepsNoInputForBackward) {
 /// A layer of which the adapter alone computes something: scale x.
 std::shared_ptr<Linear> layer_of_scale(int64_t width, double scale, double dropout) {
   const auto layer = std::make_shared<Linear>(width, width, false);
-  layer->add_adapter(width, scale, dropout);
+  layer->add_adapter({.rank = width, .scale = scale, .dropout = dropout});
   const at::NoGradGuard no_grad;
   layer->weight.zero_();
   for (at::Tensor matrix : layer->parameters())
@@ -203,7 +218,7 @@ TEST(AdapterDropout, ChangesNoMean) {
 
 TEST(AdapterDropout, LeavesTheLayerItselfAlone) {
   Linear layer(16, 8, false), plain(16, 8, false);
-  layer.add_adapter(4, 2.0, 0.5);
+  layer.add_adapter({.rank = 4, .scale = 2.0, .dropout = 0.5});
   const at::NoGradGuard no_grad;
   for (at::Tensor matrix : layer.parameters()) matrix.normal_();
   layer.named_parameters()["lora_B.weight"].zero_();
@@ -225,46 +240,102 @@ TEST(AdapterDropout, DrawsNothingWhereItIsZero) {
   }
 }
 
-TEST_P(LowRankAdapters, DropTheSameWhereBlocksAreComputedAgain) {
-  const auto [family, targets] = GetParam();
-  plan::ModelConfig config = adapter_config(family, targets);
-  config.adapter.dropout = 0.3;
-  const auto model = adapted_model(config);
-  const at::Tensor tokens = at::randint(50, {2, 16}, at::kLong),
-                   targets_of = at::randint(50, {2, 16}, at::kLong);
-  const auto gradients = [&] {
-    at::manual_seed(11);
-    model->loss(tokens, targets_of).backward();
-    NamedValues found;
-    for (const auto& [name, value] : values_of_module(*model)) {
-      if (!value.grad().defined()) continue;
-      found[name] = value.grad().clone();
-      at::Tensor parameter = value;
-      parameter.mutable_grad().reset();
-    }
-    return found;
-  };
-  const NamedValues wanted = gradients();
-  model->set_unit_runner([](const Unit& unit, const at::Tensor& x, bool) {
-    return x.is_floating_point() && unit.name != plan::kHeadUnit
-               ? memory::recomputed(x, unit.forward, unit.draws, unit.again)
-               : unit.forward(x);
-  });
-  ASSERT_FALSE(wanted.empty());
-  const NamedValues again = gradients();
-  for (const auto& [name, gradient] : wanted) EXPECT_TRUE(at::equal(again.at(name), gradient)) << name;
+/// A layer whose rows have lengths of their own, and what it holds by name.
+std::shared_ptr<Linear> layer_of_lengths(WeightLayout layout, bool with_bias, double dropout = 0.0) {
+  const auto layer = std::make_shared<Linear>(12, 8, with_bias, layout);
+  layer->add_adapter({.rank = 3, .scale = 1.5, .dropout = dropout, .lengths = true});
+  const at::NoGradGuard no_grad;
+  for (auto& [name, value] : values_of_module(*layer)) {
+    at::Tensor parameter = value;
+    parameter.normal_(0.0, name == "weight" ? 1.0 : 0.3);
+    parameter.set_requires_grad(plan::is_of_adapter("." + name));
+  }
+  return layer;
 }
 
-/// B begins at zero.
+/// Parameters that a formula of dense tensors is differentiated by.
+struct DenseLengths {
+  NamedValues values;
+  at::Tensor w, a, b, m;  ///< W (out, in), A, B, and the lengths of rows
+
+  DenseLengths(Linear& layer, WeightLayout layout) {
+    for (const auto& [name, value] : values_of_module(layer))
+      values[name] = value.detach().clone().set_requires_grad(value.requires_grad());
+    w = layout == WeightLayout::kInOut ? values["weight"].t() : values["weight"];
+    a = values["lora_A.weight"];
+    b = values["lora_B.weight"];
+    m = values["lora_magnitude_vector"] + w.norm(2, 1);
+  }
+  at::Tensor change() const { return 1.5 * at::matmul(b, a); }
+  at::Tensor ratio() const { return m / (w + change()).norm(2, 1).detach(); }
+};
+
+void expect_same_gradients(Linear& layer, const NamedValues& wanted) {
+  for (const auto& [name, value] : values_of_module(layer)) {
+    ASSERT_EQ(value.grad().defined(), value.requires_grad()) << name;
+    if (value.requires_grad()) expect_close_to(value.grad(), wanted.at(name).grad(), name);
+  }
+}
+
+TEST(AdapterLengths, AreThoseOfTheRowsOfTheSumAndTheirNormHasNoGradient) {
+  for (const WeightLayout layout : {WeightLayout::kOutIn, WeightLayout::kInOut}) {
+    const auto layer = layer_of_lengths(layout, /*with_bias=*/true);
+    const DenseLengths dense(*layer, layout);
+    const at::Tensor x = at::randn({2, 5, 12}).requires_grad_(), seen = x.detach().clone().requires_grad_(),
+                     residual = at::randn({2, 5, 8}), factor = at::randn({2, 5, 8});
+    const at::Tensor y = layer->forward(x, residual);
+    const at::Tensor wanted =
+        at::matmul(seen, (dense.w + dense.change()).t()) * dense.ratio() + dense.values.at("bias") + residual;
+    expect_close_to(y, wanted, "output");
+    (y * factor).sum().backward();
+    (wanted * factor).sum().backward();
+    expect_close_to(x.grad(), seen.grad(), "input");
+    expect_same_gradients(*layer, dense.values);
+  }
+}
+
+/// As PEFT: the product that dropout does not reach is that of the layer without an adapter.
+TEST(AdapterLengths, DropWhatChangesTheLayer) {
+  const auto layer = layer_of_lengths(WeightLayout::kOutIn, /*with_bias=*/false, 0.4);
+  const DenseLengths dense(*layer, WeightLayout::kOutIn);
+  const at::Tensor x = at::randn({6, 12});
+  at::manual_seed(3);
+  const at::Tensor y = layer->forward(x);
+  at::manual_seed(3);
+  const at::Tensor seen = at::dropout(x, 0.4, true), ratio = dense.ratio();
+  const at::Tensor wanted = at::matmul(x, dense.w.t()) + (ratio - 1.0) * at::matmul(seen, dense.w.t()) +
+                            ratio * at::matmul(seen, dense.change().t());
+  expect_close_to(y, wanted, "output");
+  y.square().sum().backward();
+  wanted.square().sum().backward();
+  expect_same_gradients(*layer, dense.values);
+}
+
+TEST(AdapterLengths, OfLayersOnOneInputAreTheirOwn) {
+  const auto first = layer_of_lengths(WeightLayout::kOutIn, false),
+             last = layer_of_lengths(WeightLayout::kOutIn, false);
+  const Linear plain(12, 4, false);
+  plain.weight.detach().normal_();
+  const at::Tensor x = at::randn({7, 12});
+  const at::Tensor all = linear_group(x, std::vector<const Linear*>{first.get(), &plain, last.get()});
+  expect_close_to(all, at::cat({first->forward(x), plain.forward(x), last->forward(x)}, -1), "outputs");
+}
+
+/// B begins at zero, and so does what is added to lengths.
 TEST(LowRankAdapter, ChangesNothingAtFirst) {
-  const plan::ModelConfig config = adapter_config(plan::ModelFamily::kLlama, "all");
-  plan::ModelConfig plain = config;
-  plain.adapter = {};
-  const auto model = build(config), without = build(plain);
-  InitialWeights(config, 3).fill(*model);
-  InitialWeights(plain, 3).fill(*without);
-  const at::Tensor tokens = at::randint(50, {2, 16}, at::kLong);
-  EXPECT_TRUE(at::equal(model->forward(tokens), without->forward(tokens)));
+  for (const plan::AdapterKind kind : {plan::AdapterKind::kLora, plan::AdapterKind::kDora}) {
+    const plan::ModelConfig config = adapter_config(plan::ModelFamily::kLlama, "all", kind);
+    plan::ModelConfig plain = config;
+    plain.adapter = {};
+    const auto model = build(config), without = build(plain);
+    InitialWeights(config, 3).fill(*model);
+    InitialWeights(plain, 3).fill(*without);
+    const at::Tensor tokens = at::randint(50, {2, 16}, at::kLong), logits = model->forward(tokens);
+    if (kind == plan::AdapterKind::kLora) {
+      EXPECT_TRUE(at::equal(logits, without->forward(tokens)));
+    }
+    expect_close_to(logits, without->forward(tokens), "logits");
+  }
 }
 
 }  // namespace

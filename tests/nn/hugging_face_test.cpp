@@ -23,6 +23,7 @@
 #include "trireme/plan/adapter.h"
 #include "trireme/plan/hugging_face.h"
 #include "trireme/plan/model_facts.h"
+#include "trireme/plan/model_family.h"
 #include "trireme/train/adapter.h"
 
 namespace trireme {
@@ -98,17 +99,29 @@ TEST(HuggingFace, WhatIsWrittenIsWhatWasReadByteForByte) {
 /// LoRA as peft.LoraConfig in make_hugging_face.py has it.
 plan::ModelConfig with_adapter(plan::ModelConfig model, const SafetensorsReader& adapter) {
   std::set<std::string> targets;
+  bool scales = false;
   const std::string suffix = std::string(plan::kAdapterIn) + ".weight";
   for (const auto& [name, info] : adapter.tensors()) {
+    scales = scales || plan::is_magnitude(name);
     if (!name.ends_with(suffix)) continue;
     const std::string module = name.substr(0, name.size() - suffix.size());
     targets.insert(module.substr(module.rfind('.') + 1));
   }
-  model.adapter = {.kind = plan::AdapterKind::kLora,
+  model.adapter = {.kind = scales ? plan::AdapterKind::kDora : plan::AdapterKind::kLora,
                    .rank = 4,
                    .alpha = 8.0,
                    .targets = join(std::vector(targets.begin(), targets.end()), ",")};
   return model;
+}
+
+/// A parameter of an adapter as the engine has it: a length without that of the base.
+at::Tensor own_value(const SafetensorsReader& file, const SafetensorsReader& base, const std::string& name,
+                     const plan::ModelConfig& model) {
+  const at::Tensor value = file.read("base_model.model." + name);
+  if (!plan::is_magnitude(name)) return value;
+  const std::string module = name.substr(0, name.size() - std::string_view(plan::kMagnitude).size());
+  const at::Tensor weight = base.read(module + ".weight");
+  return value - weight.norm(2, plan::record_of(model.family).in_out ? 0 : 1);
 }
 
 /// Trains on one rank what PEFT has trained there, and exports it. Returns how many matrices are trained.
@@ -122,15 +135,16 @@ int64_t train_as_peft(const std::string& folder, const std::shared_ptr<comm::Wor
   const comm::Mesh mesh = comm::make_mesh(world, plan::MeshShape::fit({}, 1));
   const auto values = [&](const std::string& name, const plan::Region& region, at::Tensor& out) {
     const at::Tensor whole =
-        plan::is_of_adapter(name) ? start.read("base_model.model." + name) : base.read(name);
+        plan::is_of_adapter(name) ? own_value(start, base, name, config) : base.read(name);
     out.copy_(whole.reshape({-1}).narrow(0, region.range.begin, region.numel()));
   };
   parallel::DataParallel engine(*model, facts.units, mesh, {}, values);
   model->set_unit_runner([&](const nn::Unit& unit, const at::Tensor& x, bool begins_pass) {
     return engine.run_unit(unit.name, x, unit.forward, begins_pass);
   });
-  const auto optimizer = optim::build(
-      {.lr = 5e-3, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1}, engine.optimizer_params());
+  const auto optimizer =
+      optim::build({.lr = 5e-3, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1},
+                   engine.optimizer_params(optim::decay_matrices));
   const at::Tensor tokens = reference.read("tokens"), losses = reference.read("losses");
   const int64_t length = tokens.size(1);
   for (int64_t step = 0; step < losses.size(0); ++step) {
@@ -142,8 +156,9 @@ int64_t train_as_peft(const std::string& folder, const std::shared_ptr<comm::Wor
   }
   EXPECT_LT(losses[-1].item<double>(), losses[0].item<double>() - 0.3) << "nothing was learned";
   engine.visit_weights([&](const std::string& name, const at::Tensor& value) {
-    const at::Tensor wanted = reference.read("base_model.model." + name);
-    EXPECT_LE(test::relative_error(value, wanted), 1e-4) << folder << " " << name;
+    const at::Tensor theirs = reference.read("base_model.model." + name),
+                     wanted = own_value(reference, base, name, config);
+    EXPECT_LE(test::relative_error(value + (theirs - wanted), theirs), 1e-4) << folder << " " << name;
     ++trained;
   });
   train::save_adapter(*mesh.all, train::adapted_model(engine, config, facts), folder + "/exported",
@@ -159,7 +174,7 @@ TEST(HuggingFace, AdaptersAreTrainedAsPeftTrainsThem) {
     int64_t trained = 0;
     for (const auto& entry : fs::directory_iterator(kRoot + "/adapters"))
       trained += train_as_peft(entry.path(), world);
-    EXPECT_EQ(trained, 2 * 2 * (7 + 2 + 4));  // A and B of two blocks
+    EXPECT_EQ(trained, 2 * (2 * (7 + 2 + 4) + 3 * (7 + 4)));  // A and B of two blocks, and lengths
   });
 }
 

@@ -3,6 +3,9 @@
 
 #include <gtest/gtest.h>
 
+#include <map>
+#include <string>
+
 #include "tests/support/refusal.h"
 #include "trireme/base/env.h"
 #include "trireme/plan/flat_layout.h"
@@ -133,7 +136,7 @@ TEST(LowRankAdapter, ReadsConfigsOfPeft) {
   };
   for (const Change& change :
        {Change{"r", 4, "adapter.rank=8"}, Change{"lora_alpha", 16, "adapter.alpha=12"},
-        Change{"use_dora", true, "use_dora=true"}, Change{"use_rslora", true, "use_rslora"},
+        Change{"use_dora", true, "set adapter.kind to dora"}, Change{"use_rslora", true, "use_rslora"},
         Change{"bias", "all", "bias"}, Change{"modules_to_save", {"lm_head"}, "modules_to_save"},
         Change{"rank_pattern", {{"q_proj", 4}}, "rank_pattern"},
         Change{"init_lora_weights", "pissa", "pissa"}, Change{"peft_type", 3, "peft_type"},
@@ -147,6 +150,27 @@ TEST(LowRankAdapter, ReadsConfigsOfPeft) {
     changed["init_lora_weights"] = begun;
     EXPECT_NO_THROW(check_peft(changed, model, "file"));
   }
+}
+
+/// A number for each output of a layer, beside A and B.
+TEST(LowRankAdapter, LengthsOfDoraAreTrainedAndPeftIsTold) {
+  const Config config = load_adapted({"adapter.kind=dora", "adapter.targets=k_proj,down_proj"});
+  const ModelConfig& model = config.model;
+  std::map<std::string, int64_t> lengths;
+  for (const ParamSpec& param : facts_of_adapted(config).units[1].trained())
+    if (is_magnitude(param.name)) lengths[param.name] = param.numel();
+  const std::map<std::string, int64_t> wanted = {
+      {"model.layers.0.self_attn.k_proj.lora_magnitude_vector", model.n_kv_heads * head_dim(model)},
+      {"model.layers.0.mlp.down_proj.lora_magnitude_vector", model.d_model}};
+  EXPECT_EQ(lengths, wanted);
+  const nlohmann::json written = nlohmann::json::parse(to_peft(model).dump());
+  EXPECT_EQ(written["use_dora"], true);
+  EXPECT_NO_THROW(check_peft(written, model, "file"));
+  test::expect_refusal([&] { check_peft(written, load_adapted({"adapter.kind=lora"}).model, "file"); },
+                       {"use_dora=true", "set adapter.kind to dora"});
+  nlohmann::json without = written;
+  without.erase("use_dora");
+  test::expect_refusal([&] { check_peft(without, model, "file"); }, {"use_dora=false", "to lora"});
 }
 
 /// A fraction of what A reads, which PEFT calls lora_dropout.
@@ -177,6 +201,16 @@ TEST(LowRankAdapter, DropoutKeepsInputsAndMasks) {
   EXPECT_EQ(added(BlockPart::kAttention), 3 * model.d_model);
   EXPECT_EQ(added(BlockPart::kRest), 3 * model.d_ff);
   EXPECT_EQ(added(BlockPart::kWhole), 3 * (model.d_model + model.d_ff));
+}
+
+/// The gradient of a length reads the output of its row.
+TEST(LowRankAdapter, LengthsKeepOutputs) {
+  const ModelConfig model = load_adapted({"adapter.kind=dora", "adapter.targets=up_proj"}).model;
+  ModelConfig plain = model;
+  plain.adapter.kind = AdapterKind::kLora;
+  const PrecisionConfig precision{.compute = Dtype::kBf16};
+  EXPECT_EQ(block_bytes(model, precision, {}, 0).saved - block_bytes(plain, precision, {}, 0).saved,
+            2 * model.d_ff);
 }
 
 TEST(LowRankAdapter, RefusesWhatItCannotBeCombinedWith) {

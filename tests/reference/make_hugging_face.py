@@ -127,6 +127,7 @@ def write_case(folder: Path, model, saved, arguments, seed: int) -> None:
 RANK, ALPHA, STEPS, LEARNING_RATE = 4, 8.0, 20, 5e-3
 ADAPTERS = {"llama": ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
             "llama_two": ["q_proj", "v_proj"], "gpt2": ["c_attn", "c_proj", "c_fc"]}
+ADAPTERS |= {f"{name}_dora": ADAPTERS[name] for name in ("llama", "gpt2")}
 
 
 def adapter_tensors(model) -> dict[str, torch.Tensor]:
@@ -139,16 +140,21 @@ def adapter_tensors(model) -> dict[str, torch.Tensor]:
 def write_adapter(folder: Path, name: str, seed: int) -> None:
     from peft import LoraConfig, get_peft_model
 
-    base = gpt2() if name == "gpt2" else llama(tie_word_embeddings=False)
+    dora = name.endswith("_dora")
+    base = gpt2() if name.startswith("gpt2") else llama(tie_word_embeddings=False)
     randomise(base, seed)
     base.save_pretrained(folder / "base")
     torch.manual_seed(seed)
     model = get_peft_model(base, LoraConfig(
-        r=RANK, lora_alpha=ALPHA, target_modules=ADAPTERS[name], task_type="CAUSAL_LM", init_lora_weights=False))
+        r=RANK, lora_alpha=ALPHA, target_modules=ADAPTERS[name], task_type="CAUSAL_LM", init_lora_weights=False,
+        use_dora=dora))
     safetensors_io.save(folder / "adapter.safetensors", adapter_tensors(model))
     tokens = torch.randint(VOCAB, (BATCH, LENGTH), generator=torch.Generator().manual_seed(seed + 1))
-    optimizer = torch.optim.AdamW([parameter for parameter in model.parameters() if parameter.requires_grad],
-                                  lr=LEARNING_RATE, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    groups = [{"params": [parameter for parameter in trained if parameter.dim() == 2], "weight_decay": 0.1},
+              {"params": [parameter for parameter in trained if parameter.dim() == 1], "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW([group for group in groups if group["params"]], lr=LEARNING_RATE,
+                                  betas=(0.9, 0.95), eps=1e-8)
     losses = []
     for _ in range(STEPS):
         loss = model(tokens, labels=tokens).loss

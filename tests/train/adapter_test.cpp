@@ -46,7 +46,9 @@ class AdapterRun : public Resume {
     config_.optim.lr = 2e-2;
   }
 
-  void use_adapter() { config_.model.adapter = {.kind = plan::AdapterKind::kLora, .rank = 4, .alpha = 8.0}; }
+  void use_adapter(plan::AdapterKind kind = plan::AdapterKind::kLora) {
+    config_.model.adapter = {.kind = kind, .rank = 4, .alpha = 8.0};
+  }
 
   void use(const plan::Policy& policy) {
     config_.parallel.policy = policy.name;
@@ -303,6 +305,92 @@ TEST_F(AdapterRun, MergedWeightsValidateAsTheRunDid) {
   config_.optim.lr = 1e-30;
   config_.optim.warmup_steps = 0;
   EXPECT_NEAR(run(1, false).summary.final_val_loss.value_or(0.0), validated, 1e-5 * validated);
+}
+
+TEST_F(AdapterRun, LengthsAreTrainedAlikeUnderEveryPolicyAndInStages) {
+  config_.model.weights = pretrain();
+  use_adapter(plan::AdapterKind::kDora);
+  config_.train.micro_batch = 2;
+  run(1, false);
+  const std::vector<StepRecord> alone = recorder_.steps;
+  EXPECT_LT(alone.back().loss, alone.front().loss);
+  const auto expect_like_alone = [&](const std::string& what) {
+    ASSERT_EQ(recorder_.steps.size(), alone.size());
+    for (size_t step = 0; step < alone.size(); ++step)
+      EXPECT_NEAR(recorder_.steps[step].loss, alone[step].loss, 1e-5 * alone[step].loss) << what;
+  };
+  std::set<std::string> digests;
+  for (const plan::Policy& policy : plan::policies()) {
+    if (policy.hybrid) continue;
+    use(policy);
+    for (const plan::Recompute recompute : {plan::Recompute::kNone, plan::Recompute::kBlock}) {
+      config_.memory.recompute = recompute;
+      digests.insert(run(2, false).summary.weights_digest);
+      expect_like_alone(policy.label());
+    }
+  }
+  EXPECT_EQ(digests.size(), 1u);
+  config_.memory.recompute = plan::Recompute::kNone;
+  config_.parallel.bucket_mib = 0.0;
+  config_.parallel.pp = 2;
+  for (const plan::ScheduleName schedule : {plan::ScheduleName::k1F1B, plan::ScheduleName::kZbV}) {
+    config_.pipeline.schedule = schedule;
+    run(2, false);
+    expect_like_alone(std::string(plan::name(schedule)));
+  }
+}
+
+/// Files have lengths, and runs what is added to those of the base.
+TEST_F(AdapterRun, LengthsAreSavedAndLoadedAsPeftHasThem) {
+  config_.model.weights = pretrain();
+  use_adapter(plan::AdapterKind::kDora);
+  config_.train.val_every = 6;
+  const double validated = run(2, false).summary.final_val_loss.value_or(0.0);
+  const std::filesystem::path kept = folder_ / "kept", merged = folder_ / "merged.safetensors";
+  std::filesystem::rename(adapter(), kept);
+  std::filesystem::rename(weights(), merged);
+  const ReadTensors adapters = read_tensors(kept / "adapter_model.safetensors"),
+                    base = read_tensors(config_.model.weights), whole = read_tensors(merged);
+  ASSERT_EQ(adapters.size(), 2u * 7u * 3u);
+  for (const char* module : {"model.layers.0.self_attn.k_proj", "model.layers.1.mlp.down_proj"}) {
+    const std::string name = std::string("base_model.model.") + module,
+                      weight = std::string(module) + ".weight";
+    const at::Tensor m = adapters.at(name + ".lora_magnitude_vector");
+    EXPECT_TRUE(at::allclose(whole.at(weight).norm(2, 1), m, 1e-5, 1e-7)) << module;
+    EXPECT_FALSE(at::allclose(base.at(weight).norm(2, 1), m, 1e-4, 1e-6)) << module << " has learned nothing";
+    const at::Tensor sum = base.at(weight) + 2.0 * at::matmul(adapters.at(name + ".lora_B.weight"),
+                                                              adapters.at(name + ".lora_A.weight"));
+    EXPECT_TRUE(at::allclose(whole.at(weight), sum * (m / sum.norm(2, 1)).unsqueeze(1), 1e-5, 1e-6))
+        << module;
+  }
+  EXPECT_EQ(nlohmann::json::parse(read_file((kept / "adapter_config.json").string()))["use_dora"], true);
+  config_.optim.lr = 1e-30;
+  config_.optim.warmup_steps = 0;
+  const auto expect_validated = [&](int64_t ranks, const std::string& what) {
+    EXPECT_NEAR(run(ranks, false).summary.final_val_loss.value_or(0.0), validated, 1e-5 * validated) << what;
+  };
+  config_.model.adapter.weights = kept;
+  for (const char* policy : {"fsdp", "zero1"}) {
+    use(plan::find_policy(policy));
+    expect_validated(2, policy);
+  }
+  use(plan::find_policy("fsdp"));
+  config_.train.micro_batch = 2;
+  config_.parallel.pp = 2;
+  expect_validated(2, "stages");
+  config_.parallel.pp = 1;
+  config_.model.adapter = {};
+  config_.model.weights = merged;
+  expect_validated(1, "merged");
+}
+
+TEST_F(AdapterRun, GoesOnExactlyWithLengths) {
+  config_.model.weights = pretrain();
+  use_adapter(plan::AdapterKind::kDora);
+  config_.model.adapter.dropout = 0.1;
+  config_.train.steps = 12;
+  config_.checkpoint.every = 4;
+  expect_exact(1, "lengths");
 }
 
 }  // namespace

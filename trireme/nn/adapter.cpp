@@ -7,8 +7,11 @@ namespace trireme::nn {
 void add_adapters(const plan::AdapterConfig& adapter,
                   std::initializer_list<std::pair<std::string_view, std::shared_ptr<Linear>>> layers) {
   for (const auto& [name, layer] : layers) {
-    if (plan::adapts(adapter, name))
-      layer->add_adapter(adapter.rank, plan::scale_of(adapter), adapter.dropout);
+    if (!plan::adapts(adapter, name)) continue;
+    layer->add_adapter({.rank = adapter.rank,
+                        .scale = plan::scale_of(adapter),
+                        .dropout = adapter.dropout,
+                        .lengths = adapter.kind == plan::AdapterKind::kDora});
   }
 }
 

@@ -9,24 +9,97 @@ Linear::Linear(int64_t in, int64_t out, bool with_bias, WeightLayout layout)
   if (with_bias) bias = register_parameter("bias", at::empty({out}, at::kFloat));
 }
 
-void Linear::add_adapter(int64_t rank, double scale, double dropout) {
-  adapter_in_ = register_module("lora_A", std::make_shared<Linear>(in_, rank, false));
-  adapter_out_ = register_module("lora_B", std::make_shared<Linear>(rank, out_, false));
-  adapter_scale_ = scale;
-  adapter_dropout_ = dropout;
+void Linear::add_adapter(const LowRank& adapter) {
+  adapter_ = adapter;
+  adapter_in_ = register_module("lora_A", std::make_shared<Linear>(in_, adapter.rank, false));
+  adapter_out_ = register_module("lora_B", std::make_shared<Linear>(adapter.rank, out_, false));
+  if (adapter.lengths)
+    magnitude_ = register_parameter("lora_magnitude_vector", at::empty({out_}, at::kFloat));
 }
 
+namespace {
+
+/// `values` (..., out) of any dtype times `factors` (out) in fp32, in the dtype of `values`.
+at::Tensor times_rows(const at::Tensor& values, const at::Tensor& factors) {
+  return (values * factors).to(values.scalar_type());
+}
+
+/// Sums over the rows of two matrices' elementwise product, in fp32.
+at::Tensor row_products(const at::Tensor& a, const at::Tensor& b) {
+  return (a.to(at::kFloat) * b.to(at::kFloat)).sum(1);
+}
+
+at::Tensor plus(const at::Tensor& sum, const at::Tensor& addend) {
+  return addend.defined() ? sum + addend : sum;
+}
+
+}  // namespace
+
+at::Tensor Linear::low_rank(const at::Tensor& x, const at::Tensor& residual, Output output) const {
+  return adapter_out_->forward(adapter_in_->forward(x) * adapter_.scale, residual, {}, output);
+}
+
+/// The squares of |W + s B A| without that matrix: |W|^2 + 2 s (W A^T) B + s^2 B (A A^T) B, row by row.
+at::Tensor Linear::length_ratio() const {
+  const auto lengths_of = [&](at::Tensor& plain, at::Tensor& adapted) {
+    const at::NoGradGuard no_grad;
+    const at::Tensor rows = layout_ == WeightLayout::kInOut ? weight.t() : weight;
+    const at::Tensor &a = adapter_in_->weight, &b = adapter_out_->weight;
+    plain = at::linalg_vector_norm(rows, 2, {1}, false, at::kFloat);
+    const at::Tensor both = row_products(at::matmul(rows, a.t()), b),
+                     thin = row_products(at::matmul(b, at::matmul(a, a.t())), b);
+    const double scale = adapter_.scale;
+    adapted = (plain.square() + both * (2.0 * scale) + thin * (scale * scale)).sqrt();
+  };
+  at::Tensor plain, adapted;
+  lengths_of(plain, adapted);
+  return (magnitude_.to(at::kFloat) + plain) / adapted;
+}
+
+at::Tensor Linear::lengths() const {
+  return magnitude_.defined() && !drops() ? length_ratio() : at::Tensor();
+}
+
+/// With dropout and lengths as PEFT has them: x as it is through the weight, and what changes it with x that
+/// comes through dropout.
 at::Tensor Linear::adapted(const at::Tensor& x, const at::Tensor& residual, Output output) const {
   if (!has_adapter()) return residual;
-  const bool drops = adapter_dropout_ > 0.0 && is_training();
-  const at::Tensor seen = drops ? at::dropout(x, adapter_dropout_, true) : x;
-  return adapter_out_->forward(adapter_in_->forward(seen) * adapter_scale_, residual, {}, output);
+  const at::Tensor seen = drops() ? at::dropout(x, adapter_.dropout, true) : x;
+  if (!magnitude_.defined() || !drops()) return low_rank(seen, residual, output);
+  const at::Tensor ratio = length_ratio();
+  const at::Tensor product = linear(seen, weight, {}, layout_);
+  return plus(times_rows(product, ratio - 1.0) + times_rows(low_rank(seen, {}, Output::kRead), ratio),
+              residual);
 }
 
 at::Tensor Linear::forward(const at::Tensor& x, const at::Tensor& residual,
                            const std::optional<Fp8Recipe>& fp8, Output output, const Joints& joints) const {
-  return linear(x, weight, bias, layout_, adapted(x, residual, output), fp8, output, joints);
+  const at::Tensor ratio = lengths();
+  if (!ratio.defined())
+    return linear(x, weight, bias, layout_, adapted(x, residual, output), fp8, output, joints);
+  // The gradient of lengths reads the product, which is made again where blocks are.
+  const at::Tensor sum = linear(x, weight, {}, layout_, adapted(x), fp8, Output::kRead, joints);
+  return plus(plus(times_rows(sum, ratio), bias), residual);
 }
+
+namespace {
+
+/// (sum of out_i) fp32, of layers on one input; undefined where none has lengths.
+at::Tensor joined_lengths(const std::vector<const Linear*>& layers) {
+  std::vector<at::Tensor> lengths;
+  bool any = false;
+  for (const Linear* layer : layers) {
+    const at::Tensor own = layer->lengths();
+    any = any || own.defined();
+    lengths.push_back(own.defined()
+                          ? own
+                          : at::ones({layer->weight.size(0)},
+                                     layer->weight.options().dtype(at::kFloat).requires_grad(false)));
+  }
+  return any ? at::cat(lengths) : at::Tensor();
+}
+
+}  // namespace
 
 at::Tensor linear_group(const at::Tensor& x, const std::vector<const Linear*>& layers,
                         const std::optional<Fp8Recipe>& fp8, const JointPtr& before) {
@@ -44,7 +117,8 @@ at::Tensor linear_group(const at::Tensor& x, const std::vector<const Linear*>& l
   }
   const at::Tensor all = at::cat(added, -1);
   added.clear();  // nothing keeps them for backward
-  return linear_group(x, weights, fp8, before, all);
+  const at::Tensor sum = linear_group(x, weights, fp8, before, all), lengths = joined_lengths(layers);
+  return lengths.defined() ? times_rows(sum, lengths) : sum;
 }
 
 Embedding::Embedding(int64_t rows, int64_t width) {

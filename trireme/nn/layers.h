@@ -10,6 +10,14 @@
 
 namespace trireme::nn {
 
+/// An adapter of a linear layer (plan/adapter.h).
+struct LowRank {
+  int64_t rank = 0;
+  double scale = 0.0;    ///< of its product
+  double dropout = 0.0;  ///< probability with which an element of what A reads is dropped in training
+  bool lengths = false;  ///< those of the rows of what the layer computes are trained, too (DoRA)
+};
+
 class Linear : public torch::nn::Module {
  public:
   /// `weight` (out, in), or (in, out) with WeightLayout::kInOut, and `bias` (out) if `with_bias`: fp32 on the
@@ -20,14 +28,17 @@ class Linear : public torch::nn::Module {
                      const std::optional<Fp8Recipe>& fp8 = {}, Output output = Output::kRead,
                      const Joints& joints = {}) const;
 
-  /// Adds `scale` (x A^T) B^T to what the layer computes, a low-rank adapter (plan/adapter.h): registers the
-  /// modules lora_A, whose weight is A (rank, in), and lora_B, of B (out, rank). In training x comes through
-  /// dropout with probability `dropout`.
-  void add_adapter(int64_t rank, double scale, double dropout = 0.0);
+  /// Adds scale (x A^T) B^T to what the layer computes: registers the modules lora_A, whose weight is A
+  /// (rank, in), and lora_B, of B (out, rank), and with lengths the parameter lora_magnitude_vector (out),
+  /// which is added to the lengths of the rows of the weight.
+  void add_adapter(const LowRank& adapter);
   bool has_adapter() const { return adapter_in_ != nullptr; }
-  /// x (..., in) -> what the adapter adds (..., out), plus `residual`; without an adapter `residual`.
+  /// x (..., in) -> what is added to the product of x and the weight before lengths() are, (..., out), plus
+  /// `residual`; without an adapter `residual`.
   at::Tensor adapted(const at::Tensor& x, const at::Tensor& residual = {},
                      Output output = Output::kRead) const;
+  /// (out) fp32, by which the sum is multiplied; undefined where it is not.
+  at::Tensor lengths() const;
 
   at::Tensor weight;
   at::Tensor bias;  ///< (out); undefined without one
@@ -35,8 +46,13 @@ class Linear : public torch::nn::Module {
  private:
   int64_t in_, out_;
   WeightLayout layout_;
+  bool drops() const { return adapter_.dropout > 0.0 && is_training(); }
+  at::Tensor low_rank(const at::Tensor& x, const at::Tensor& residual, Output output) const;
+  at::Tensor length_ratio() const;
+
   std::shared_ptr<Linear> adapter_in_, adapter_out_;
-  double adapter_scale_ = 0.0, adapter_dropout_ = 0.0;
+  at::Tensor magnitude_;  ///< (out); undefined without one
+  LowRank adapter_;
 };
 
 /// Several linear layers without biases on one input, with their adapters: (..., sum of out_i), as

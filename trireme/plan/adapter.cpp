@@ -23,9 +23,12 @@ std::string last_word(const std::string& path) {
   return path.substr(path.rfind('.') + 1);
 }
 
-/// A, normally distributed with the variance of the uniform values that PEFT begins with, and B, zeros.
-std::pair<ParamSpec, ParamSpec> adapter_of(const std::string& module, const ParamSpec& weight,
-                                           const ModelConfig& model) {
+/// A, normally distributed with the variance of the uniform values that PEFT begins with, B, zeros, and what
+/// is added to the lengths of rows, zeros.
+struct AdapterParams {
+  ParamSpec first, second, magnitude;
+};
+AdapterParams adapter_of(const std::string& module, const ParamSpec& weight, const ModelConfig& model) {
   const bool in_out = record_of(model.family).in_out;
   const int64_t in = weight.shape[in_out ? 0 : 1], out = weight.shape[in_out ? 1 : 0],
                 rank = model.adapter.rank;
@@ -33,22 +36,24 @@ std::pair<ParamSpec, ParamSpec> adapter_of(const std::string& module, const Para
                   .shape = {rank, in},
                   .initial = {.deviation = 1.0 / std::sqrt(3.0 * static_cast<double>(in))}};
   ParamSpec second{.name = module + kAdapterOut + std::string(kWeight), .shape = {out, rank}};
-  return {std::move(first), std::move(second)};
+  return {std::move(first), std::move(second), {.name = module + kMagnitude, .shape = {out}}};
 }
 
-/// Frozen parameters, and behind them the adapters: all A, then all B.
+/// Frozen parameters, and behind them the adapters: all A, then all B, then lengths.
 std::vector<ParamSpec> adapted(std::vector<ParamSpec> params, const ModelConfig& model) {
-  std::vector<ParamSpec> firsts, seconds;
+  std::vector<ParamSpec> firsts, seconds, magnitudes;
   for (ParamSpec& param : params) {
     param.frozen = true;
     const std::string module = module_of(param);
     if (module.empty() || !adapts(model.adapter, last_word(module))) continue;
-    auto [first, second] = adapter_of(module, param, model);
-    firsts.push_back(std::move(first));
-    seconds.push_back(std::move(second));
+    AdapterParams adapter = adapter_of(module, param, model);
+    firsts.push_back(std::move(adapter.first));
+    seconds.push_back(std::move(adapter.second));
+    if (model.adapter.kind == AdapterKind::kDora) magnitudes.push_back(std::move(adapter.magnitude));
   }
   params.insert(params.end(), firsts.begin(), firsts.end());
   params.insert(params.end(), seconds.begin(), seconds.end());
+  params.insert(params.end(), magnitudes.begin(), magnitudes.end());
   return params;
 }
 
@@ -75,7 +80,7 @@ bool adapts(const AdapterConfig& adapter, std::string_view module) {
 }
 
 bool is_of_adapter(std::string_view parameter) {
-  return parameter.ends_with(std::string(kAdapterIn) + std::string(kWeight)) ||
+  return is_magnitude(parameter) || parameter.ends_with(std::string(kAdapterIn) + std::string(kWeight)) ||
          parameter.ends_with(std::string(kAdapterOut) + std::string(kWeight));
 }
 
@@ -87,19 +92,21 @@ bool draws_in_training(const ModelConfig& model) {
   return model.dropout > 0.0 || model.adapter.dropout > 0.0;
 }
 
-int64_t dropped_bytes(const ModelConfig& model, BlockPart part, int64_t element_bytes) {
-  if (model.adapter.dropout == 0.0) return 0;
+int64_t adapter_bytes(const ModelConfig& model, BlockPart part, int64_t element_bytes) {
   const ModelFamilyRecord& family = record_of(model.family);
+  const bool drops = model.adapter.dropout > 0.0, scales = model.adapter.kind == AdapterKind::kDora;
+  if (!drops && !scales) return 0;
   const std::vector<ParamSpec> params = family.block(model, 0).params;
-  int64_t features = 0;
+  int64_t bytes = 0;
   for (size_t i = 0; i < params.size(); ++i) {
     const bool attends = i < family.attention_params;
     if (part != BlockPart::kWhole && attends != (part == BlockPart::kAttention)) continue;
     const std::string module = module_of(params[i]);
     if (module.empty() || !adapts(model.adapter, last_word(module))) continue;
-    features += params[i].shape[family.in_out ? 0 : 1];
+    const int64_t in = params[i].shape[family.in_out ? 0 : 1], out = params[i].shape[family.in_out ? 1 : 0];
+    bytes += (drops ? in * (element_bytes + 1) : 0) + (scales ? out * element_bytes : 0);
   }
-  return features * (element_bytes + 1);
+  return bytes;
 }
 
 std::vector<std::string> linear_layers(const ModelConfig& model) {

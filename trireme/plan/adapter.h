@@ -3,6 +3,11 @@
 // model stay as they are, and each adapted linear layer W gets two thin matrices that are trained instead: y
 // = x W^T + alpha / rank (x A^T) B^T, with A (rank, in) and B (out, rank), which begins at zero. The names
 // are those of PEFT: MODULE.lora_A.weight and MODULE.lora_B.weight.
+//
+// DoRA (Liu et al. 2024, DoRA: Weight-Decomposed Low-Rank Adaptation) trains the length m of each row of what
+// they make as well: y_i = m_i / |(W + alpha / rank B A)_i| ((W + alpha / rank B A) x)_i, where the norm has
+// no gradient. MODULE.lora_magnitude_vector (out) holds m_i - |W_i|, which begins at zero and in few bits
+// changes nothing then; files of PEFT have m.
 #include <cstddef>
 #include <string>
 #include <string_view>
@@ -13,8 +18,9 @@
 
 namespace trireme::plan {
 
-inline constexpr const char* kAdapterIn = ".lora_A";   ///< behind a module's path: A's module
-inline constexpr const char* kAdapterOut = ".lora_B";  ///< B's
+inline constexpr const char* kAdapterIn = ".lora_A";                 ///< behind a module's path: A's module
+inline constexpr const char* kAdapterOut = ".lora_B";                ///< B's
+inline constexpr const char* kMagnitude = ".lora_magnitude_vector";  ///< behind it: what is added to lengths
 
 /// Whether adapters are trained in place of the model's weights.
 inline bool has_adapters(const Config& config) {
@@ -28,15 +34,20 @@ ModelConfig without_adapters(ModelConfig model);
 bool adapts(const AdapterConfig& adapter, std::string_view module);
 /// Whether the parameter belongs to an adapter.
 bool is_of_adapter(std::string_view parameter);
+/// Whether it is what DoRA adds to the lengths of rows.
+inline bool is_magnitude(std::string_view parameter) {
+  return parameter.ends_with(kMagnitude);
+}
 /// The factor of an adapter's product: alpha / rank.
 double scale_of(const AdapterConfig& adapter);
 
 /// Whether blocks draw random numbers in training: those of the model's dropout, or of its adapters'.
 bool draws_in_training(const ModelConfig& model);
 
-/// What adapters with dropout keep for backward, in bytes a token of a block or of a half of it: what each A
-/// reads, and a mask of a byte an element.
-int64_t dropped_bytes(const ModelConfig& model, BlockPart part, int64_t element_bytes);
+/// What adapters keep for backward beside what layers without them do, in bytes a token of a block or of a
+/// half of it: with dropout what each A reads, and a mask of a byte an element; of DoRA the output of each
+/// layer before its rows get their lengths, and with dropout instead of it that of another product.
+int64_t adapter_bytes(const ModelConfig& model, BlockPart part, int64_t element_bytes);
 
 /// The names of the linear layers in a block of the model, in their order.
 std::vector<std::string> linear_layers(const ModelConfig& model);

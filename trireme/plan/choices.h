@@ -217,9 +217,9 @@ template <>
 inline constexpr auto kNames<LossScaling> = std::to_array<std::string_view>({"auto", "dynamic", "none"});
 
 /// The kind of adapter that is trained in place of a model's weights; kNone: the weights are.
-enum class AdapterKind { kNone, kLora };
+enum class AdapterKind { kNone, kLora, kDora };
 template <>
-inline constexpr auto kNames<AdapterKind> = std::to_array<std::string_view>({"none", "lora"});
+inline constexpr auto kNames<AdapterKind> = std::to_array<std::string_view>({"none", "lora", "dora"});
 
 /// The activations that backward computes again instead of keeping them; kCheap: outputs of norms and
 /// activations, but not attention and matrix products; kBlock: all of a block; kAllButAttention: all of it

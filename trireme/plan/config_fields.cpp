@@ -154,8 +154,10 @@ void add_model(Table& table, ModelConfig& model) {
 }
 
 void add_adapter(Table& table, AdapterConfig& adapter) {
-  table.push_back(choice("adapter.kind", adapter.kind,
-                         "train low-rank adapters (LoRA) and leave the model's weights as they are"));
+  table.push_back(
+      choice("adapter.kind", adapter.kind,
+             "train low-rank adapters and leave the model's weights as they are; dora: also the length "
+             "of each row of the weights that they make"));
   table.push_back(number("adapter.rank", adapter.rank, 1, "rank of an adapter's two matrices", 1e5));
   table.push_back(
       number("adapter.alpha", adapter.alpha, 1e-6, "an adapter's output is multiplied by alpha / rank"));

@@ -110,7 +110,7 @@ BlockBytes block_bytes(const ModelConfig& model, const PrecisionConfig& precisio
   int64_t cheap = family.cheap_bytes == nullptr ? 0 : family.cheap_bytes(model, element);
   if (cheap > 0 && part == BlockPart::kAttention) cheap -= element * rest.taken;
   if (cheap > 0 && part == BlockPart::kRest) cheap = element * rest.taken;
-  bytes.saved = element * (linears.taken + linears.made) - cheap + dropped_bytes(model, part, element);
+  bytes.saved = element * (linears.taken + linears.made) - cheap + adapter_bytes(model, part, element);
   if (attends) bytes.saved += family.saved_bytes(model, element) - element * (whole.taken + whole.made);
   if (attends && fp8) bytes.saved += query_width(model);
   if (!again || memory.recompute != Recompute::kCheap) bytes.saved += fp8 ? cheap / element : cheap;

@@ -26,6 +26,15 @@ bool is_off(const Json& value) {
   return value.is_null() || value == false || value == "none" || (value.is_structured() && value.empty());
 }
 
+/// Throws unless the file is of adapters of the same kind.
+void check_kind(const Json& config, const ModelConfig& model, const std::string& path) {
+  const auto found = config.find("use_dora");
+  const bool scales = found != config.end() && !is_off(*found);
+  if (scales == (model.adapter.kind == AdapterKind::kDora)) return;
+  throw ConfigError("[plan.peft] {} has use_dora={}, but adapter.kind={}; set adapter.kind to {}", path,
+                    scales, model.adapter.kind, scales ? AdapterKind::kDora : AdapterKind::kLora);
+}
+
 /// PiSSA and others take what the adapters begin with out of the weights.
 bool changes_base(const Json& init) {
   return init.is_string() && init != "gaussian" && init != "orthogonal" && init != "eva";
@@ -46,6 +55,7 @@ nlohmann::ordered_json to_peft(const ModelConfig& model) {
           {"r", adapter.rank},
           {"lora_alpha", adapter.alpha},
           {"lora_dropout", adapter.dropout},
+          {"use_dora", adapter.kind == AdapterKind::kDora},
           {"target_modules", std::move(targets)},
           {"fan_in_fan_out", record_of(model.family).in_out},
           {"bias", "none"},
@@ -63,14 +73,15 @@ ModelFacts peft_facts(const ModelConfig& model, int64_t seq_len) {
 }
 
 void check_peft(const nlohmann::json& config, const ModelConfig& model, const std::string& path) {
-  static constexpr std::array kUnknown = {"use_dora",        "use_rslora",       "bias",
-                                          "modules_to_save", "rank_pattern",     "alpha_pattern",
-                                          "layers_pattern",  "layer_replication"};
+  static constexpr std::array kUnknown = {"use_rslora",       "bias",          "modules_to_save",
+                                          "rank_pattern",     "alpha_pattern", "layers_pattern",
+                                          "layer_replication"};
   const auto type = config.find("peft_type");
   if (!config.is_object() || type == config.end() || *type != "LORA")
     throw ConfigError("[plan.peft] {} describes no LoRA adapters: its peft_type is no LORA", path);
   check_number(config, "r", "adapter.rank", static_cast<double>(model.adapter.rank), path);
   check_number(config, "lora_alpha", "adapter.alpha", model.adapter.alpha, path);
+  check_kind(config, model, path);
   if (const auto begun = config.find("init_lora_weights"); begun != config.end() && changes_base(*begun))
     throw ConfigError(
         "[plan.peft] {} has init_lora_weights={}, whose adapters stand on weights that PEFT has changed; "

@@ -20,8 +20,8 @@ nlohmann::ordered_json to_peft(const ModelConfig& model);
 ModelFacts peft_facts(const ModelConfig& model, int64_t seq_len);
 
 /// Throws ConfigError naming `path` and the key where `config`, the content of an adapter_config.json, has
-/// another rank or alpha than `model`, or asks for what adapters here do not have (DoRA, biases, other
-/// scales).
+/// another rank or alpha than `model`, or kind, or asks for what adapters here do not have (biases,
+/// other scales).
 void check_peft(const nlohmann::json& config, const ModelConfig& model, const std::string& path);
 
 }  // namespace trireme::plan

@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 
+#include <map>
 #include <memory>
 
 #include "trireme/base/error_of.h"
@@ -18,10 +19,29 @@ namespace {
 constexpr const char* kWeight = ".weight";
 constexpr const char* kBaseNote = "base";
 
-/// The names of a layer's A and B, by that of its weight.
-std::pair<std::string, std::string> adapter_names(const std::string& weight) {
+/// The names of a layer's adapter, by that of its weight.
+struct AdapterNames {
+  std::string first, second, magnitude;
+};
+AdapterNames adapter_names(const std::string& weight) {
+  if (!weight.ends_with(kWeight)) return {};
   const std::string module = weight.substr(0, weight.size() - std::string_view(kWeight).size());
-  return {module + plan::kAdapterIn + kWeight, module + plan::kAdapterOut + kWeight};
+  return {module + plan::kAdapterIn + kWeight, module + plan::kAdapterOut + kWeight,
+          module + plan::kMagnitude};
+}
+
+/// (out) of a weight as the family keeps it.
+at::Tensor lengths_of_rows(const at::Tensor& weight, const plan::ModelConfig& model) {
+  return at::linalg_vector_norm(weight, 2, {plan::record_of(model.family).in_out ? 0 : 1});
+}
+
+/// Where lengths are trained, those of frozen rows, to which what is trained is added: by the names of what
+/// is.
+using Lengths = std::map<std::string, at::Tensor>;
+void note_lengths(Lengths& lengths, const std::string& name, const at::Tensor& values,
+                  const parallel::TensorInfos& adapters, const plan::ModelConfig& model) {
+  const std::string magnitude = adapter_names(name).magnitude;
+  if (values.defined() && adapters.contains(magnitude)) lengths[magnitude] = lengths_of_rows(values, model);
 }
 
 /// Parameters of the model's facts that are frozen, or the others; `prefix` before their names.
@@ -52,12 +72,18 @@ void save_merged(comm::Group& all, const AdaptedModel& model, const std::string&
   const bool in_out = plan::record_of(model.config.family).in_out;
   const auto visit = [&](const AdaptedModel::Body& body) {
     model.visit_frozen([&](const std::string& name, const at::Tensor& values) {
-      const auto [first, second] = adapter_names(name);
-      if (!adapters.contains(first)) return body(name, values);
-      const at::Tensor a = model.trained(first), b = model.trained(second);
+      const AdapterNames names = adapter_names(name);
+      if (!adapters.contains(names.first)) return body(name, values);
+      const at::Tensor a = model.trained(names.first), b = model.trained(names.second);
+      const bool scales = adapters.contains(names.magnitude);
+      const at::Tensor longer = scales ? model.trained(names.magnitude) : at::Tensor();
       if (all.rank() != 0) return;
-      const at::Tensor change = at::matmul(b, a).mul_(plan::scale_of(model.config.adapter));
-      body(name, values + (in_out ? change.t() : change));
+      const at::Tensor change = at::matmul(b, a).mul_(plan::scale_of(model.config.adapter)),
+                       sum = values + (in_out ? change.t() : change);
+      if (!scales) return body(name, sum);
+      const at::Tensor ratio =
+          (lengths_of_rows(values, model.config) + longer) / lengths_of_rows(sum, model.config);
+      body(name, sum * (in_out ? ratio : ratio.unsqueeze(1)));
     });
   };
   parallel::save_weights(all, infos_of(model.facts, /*frozen=*/true), visit, path, notes);
@@ -65,9 +91,17 @@ void save_merged(comm::Group& all, const AdaptedModel& model, const std::string&
 
 void save_adapter(comm::Group& all, const AdaptedModel& model, const std::string& folder,
                   const std::string& base) {
+  const parallel::TensorInfos adapters = infos_of(model.facts, /*frozen=*/false);
   const auto visit = [&](const AdaptedModel::Body& body) {
-    model.visit_trained(
-        [&](const std::string& name, const at::Tensor& values) { body(plan::kPeftPrefix + name, values); });
+    Lengths lengths;
+    if (model.config.adapter.kind == plan::AdapterKind::kDora)
+      model.visit_frozen([&](const std::string& name, const at::Tensor& values) {
+        note_lengths(lengths, name, values, adapters, model.config);
+      });
+    model.visit_trained([&](const std::string& name, const at::Tensor& values) {
+      const auto added = lengths.find(name);
+      body(plan::kPeftPrefix + name, added == lengths.end() ? values : values + added->second);
+    });
   };
   parallel::save_weights(all, infos_of(model.facts, /*frozen=*/false, plan::kPeftPrefix), visit,
                          folder + "/" + plan::kPeftWeights, {{kBaseNote, base}});
@@ -93,8 +127,30 @@ void check_base(const std::string& noted, const std::string& base, const std::st
 
 }  // namespace
 
+namespace {
+
+void load_values(parallel::DataParallel& engine, const parallel::StateReader& reader,
+                 const plan::ModelConfig& model, const plan::ModelFacts& facts) {
+  Lengths lengths;
+  const parallel::TensorInfos adapters = infos_of(facts, /*frozen=*/false);
+  if (model.adapter.kind == plan::AdapterKind::kDora)
+    engine.visit_frozen([&](const std::string& name, const at::Tensor& values) {
+      note_lengths(lengths, name, values, adapters, model);
+    });
+  engine.load_values([](const std::string&) { return true; },
+                     [&](const std::string& name, const plan::Region& region, at::Tensor& out) {
+                       at::Tensor values = reader.read(plan::kPeftPrefix + name, region).to(at::kFloat);
+                       if (const auto base = lengths.find(name); base != lengths.end())
+                         values = values - base->second.narrow(0, region.range.begin, region.numel());
+                       out.copy_(values);
+                     });
+}
+
+}  // namespace
+
 void load_adapter(comm::Group& all, const std::vector<std::shared_ptr<parallel::DataParallel>>& engines,
-                  const plan::ModelFacts& facts, const std::string& folder, const std::string& base) {
+                  const plan::ModelConfig& model, const plan::ModelFacts& facts, const std::string& folder,
+                  const std::string& base) {
   std::unique_ptr<parallel::StateReader> reader;
   const auto error = error_of([&] {
     const std::string path = folder + "/" + plan::kPeftWeights;
@@ -107,11 +163,7 @@ void load_adapter(comm::Group& all, const std::vector<std::shared_ptr<parallel::
     reader->check({}, /*ignores_optimizer=*/true);
   });
   comm::throw_together(all, error, "train.adapter");
-  for (const auto& engine : engines)
-    engine->load_values([](const std::string&) { return true; },
-                        [&](const std::string& name, const plan::Region& region, at::Tensor& out) {
-                          out.copy_(reader->read(plan::kPeftPrefix + name, region));
-                        });
+  for (const auto& engine : engines) load_values(*engine, *reader, model, facts);
 }
 
 }  // namespace trireme::train

@@ -32,8 +32,9 @@ struct AdaptedModel {
 AdaptedModel adapted_model(parallel::DataParallel& engine, const plan::ModelConfig& config,
                            const plan::ModelFacts& facts);
 
-/// Rank 0 writes the weights of the model without adapters that computes the same: W + alpha / rank B A, in
-/// fp32, of each adapted layer. Collective; throws EnvironmentError on every rank when it cannot.
+/// Rank 0 writes the weights of the model without adapters that computes the same, in fp32: of each adapted
+/// layer W + alpha / rank B A, with rows of the lengths of DoRA. Collective; throws EnvironmentError on every
+/// rank when it cannot.
 void save_merged(comm::Group& all, const AdaptedModel& model, const std::string& path,
                  const parallel::Notes& notes = {});
 
@@ -43,11 +44,12 @@ void save_merged(comm::Group& all, const AdaptedModel& model, const std::string&
 void save_adapter(comm::Group& all, const AdaptedModel& model, const std::string& folder,
                   const std::string& base = "");
 
-/// Adapters of some engines, which have parts of the model that `facts` describe, take the values of such a
-/// folder. It must have those of the whole model and no others. Collective. Throws, on every rank, DataError
-/// when it has not, and ConfigError where it notes another `base` of the same dtype. PEFT's own files note
-/// none.
+/// Adapters of some engines, which have parts of the model that `model` and its `facts` describe, take the
+/// values of such a folder. It must have those of the whole model and no others. Collective. Throws, on every
+/// rank, DataError when it has not, and ConfigError where it notes another `base` of the same dtype. PEFT's
+/// own files note none.
 void load_adapter(comm::Group& all, const std::vector<std::shared_ptr<parallel::DataParallel>>& engines,
-                  const plan::ModelFacts& facts, const std::string& folder, const std::string& base);
+                  const plan::ModelConfig& model, const plan::ModelFacts& facts, const std::string& folder,
+                  const std::string& base);
 
 }  // namespace trireme::train

@@ -24,7 +24,8 @@ Scores score_images(const at::Tensor& logits, const at::Tensor& targets) {
 }
 
 TrainedModel::TrainedModel(const ModelSetup& setup)
-    : facts_of_all_(setup.facts),
+    : model_config_(setup.config.model),
+      facts_of_all_(setup.facts),
       metrics_(setup.metrics != nullptr ? *setup.metrics : std::vector<Metric>()),
       all_ranks_(setup.mesh.all) {
   const plan::Fp8Config& fp8 = setup.config.precision.fp8;
@@ -117,7 +118,7 @@ void TrainedModel::load_base(const std::string& path, bool stages) {
 void TrainedModel::load_adapter(const std::string& folder, const std::string& base) {
   std::vector<std::shared_ptr<parallel::DataParallel>> engines;
   for (const Part& part : parts_) engines.push_back(part.engine);
-  train::load_adapter(*all_ranks_, engines, facts_of_all_, folder, base);
+  train::load_adapter(*all_ranks_, engines, model_config_, facts_of_all_, folder, base);
 }
 
 void TrainedModel::save_adapter(const std::string& folder, const std::string& base) {

@@ -186,6 +186,7 @@ class TrainedModel {
  private:
   void end_fp8_step();
 
+  const plan::ModelConfig& model_config_;
   const plan::ModelFacts& facts_of_all_;
   std::vector<Metric> metrics_;
   std::shared_ptr<comm::Group> all_ranks_;
