@@ -211,6 +211,12 @@ TEST(LowRankAdapter, LengthsKeepOutputs) {
   const PrecisionConfig precision{.compute = Dtype::kBf16};
   EXPECT_EQ(block_bytes(model, precision, {}, 0).saved - block_bytes(plain, precision, {}, 0).saved,
             2 * model.d_ff);
+  const auto reads = [](const char* targets) {
+    const Config config = load_adapted({"adapter.kind=dora", targets});
+    return reads_last_product(facts_of_adapted(config).units[1]);
+  };
+  EXPECT_FALSE(reads("adapter.targets=up_proj"));
+  EXPECT_TRUE(reads("adapter.targets=down_proj"));
 }
 
 TEST(LowRankAdapter, RefusesWhatItCannotBeCombinedWith) {

@@ -308,6 +308,7 @@ TEST_F(AdapterRun, MergedWeightsValidateAsTheRunDid) {
 }
 
 TEST_F(AdapterRun, LengthsAreTrainedAlikeUnderEveryPolicyAndInStages) {
+  config_.model.n_layers = 4;
   config_.model.weights = pretrain();
   use_adapter(plan::AdapterKind::kDora);
   config_.train.micro_batch = 2;

@@ -92,6 +92,14 @@ bool draws_in_training(const ModelConfig& model) {
   return model.dropout > 0.0 || model.adapter.dropout > 0.0;
 }
 
+bool reads_last_product(const UnitSpec& block) {
+  return std::ranges::any_of(block.params, [&](const ParamSpec& weight) {
+    const std::string magnitude = module_of(weight) + kMagnitude;
+    return weight.layer == BlockLayer::kFeedForwardOut &&
+           std::ranges::find(block.params, magnitude, &ParamSpec::name) != block.params.end();
+  });
+}
+
 int64_t adapter_bytes(const ModelConfig& model, BlockPart part, int64_t element_bytes) {
   const ModelFamilyRecord& family = record_of(model.family);
   const bool drops = model.adapter.dropout > 0.0, scales = model.adapter.kind == AdapterKind::kDora;

@@ -44,6 +44,8 @@ double scale_of(const AdapterConfig& adapter);
 /// Whether blocks draw random numbers in training: those of the model's dropout, or of its adapters'.
 bool draws_in_training(const ModelConfig& model);
 
+/// Whether a gradient reads the output of the block's last product, that of a length of its rows.
+bool reads_last_product(const UnitSpec& block);
 /// What adapters keep for backward beside what layers without them do, in bytes a token of a block or of a
 /// half of it: with dropout what each A reads, and a mask of a byte an element; of DoRA the output of each
 /// layer before its rows get their lengths, and with dropout instead of it that of another product.

@@ -3,6 +3,7 @@
 #include <limits>
 #include <vector>
 
+#include "trireme/plan/adapter.h"
 #include "trireme/plan/model_facts.h"
 #include "trireme/plan/model_family.h"
 #include "trireme/plan/stages.h"
@@ -22,10 +23,10 @@ double repeated_flops_of_images(const ModelFacts& facts) {
 }
 
 /// Nothing reads the output of the last product of a block with attention when it is computed again, unless
-/// dropout follows.
+/// dropout follows, or the gradient of a length does.
 double unread_flops(const UnitSpec& block, const ModelConfig& model) {
   const ModelFamilyRecord& family = record_of(model.family);
-  if (!family.attends || (family.drops && model.dropout > 0.0)) return 0.0;
+  if (!family.attends || (family.drops && model.dropout > 0.0) || reads_last_product(block)) return 0.0;
   double flops = 0.0;
   for (const ParamSpec& param : block.params) {
     if (param.layer == BlockLayer::kFeedForwardOut && param.shape.size() == 2)

@@ -4,6 +4,7 @@
 #include <optional>
 
 #include "trireme/base/error.h"
+#include "trireme/plan/adapter.h"
 #include "trireme/plan/family_parts.h"
 #include "trireme/plan/fp8.h"
 #include "trireme/plan/model_family.h"
@@ -153,7 +154,7 @@ void WorkCounter::add_again(UnitWork& work, const UnitSpec& unit, int64_t layer)
   const Recompute how = config_.memory.recompute;
   if (layer % config_.memory.recompute_every != 0 || how == Recompute::kNone) return;
   const bool whole = computes_blocks_again(how);
-  const bool drops = family_.drops && held_.dropout > 0.0;
+  const bool is_read = (family_.drops && held_.dropout > 0.0) || reads_last_product(unit);
   double seconds = 0.0, last_product = 0.0;
   for (const Work& one : work.forward) {
     const bool kept = one.cause == TimeCause::kAttention && how == Recompute::kAllButAttention;
@@ -163,8 +164,8 @@ void WorkCounter::add_again(UnitWork& work, const UnitSpec& unit, int64_t layer)
   }
   const bool ends_block = std::ranges::any_of(
       unit.params, [](const ParamSpec& param) { return param.layer == BlockLayer::kFeedForwardOut; });
-  // Nothing reads the output of the block's last product, unless dropout follows.
-  if (whole && family_.attends && ends_block && !drops) seconds -= last_product;
+  // Nothing reads the output of the block's last product, unless dropout or the gradient of a length does.
+  if (whole && family_.attends && ends_block && !is_read) seconds -= last_product;
   work.backward_input.insert(work.backward_input.begin(), {TimeCause::kAgain, seconds});
 }
 
