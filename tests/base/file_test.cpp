@@ -6,13 +6,16 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <array>
 #include <csignal>
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <thread>
 #include <vector>
 
 #include "trireme/base/error.h"
+#include "trireme/base/random_access_file.h"
 #include "trireme/base/text.h"
 
 namespace trireme {
@@ -62,6 +65,23 @@ std::string environment_error(Action action) {
     return error.what();
   }
   return "";
+}
+
+TEST_F(File, PiecesAreReadWhereverTheyAre) {
+  const std::string path = (fs::path(folder_) / "numbers").string();
+  write_file_atomic(path, "0123456789");
+  RandomAccessFile file(path);
+  EXPECT_EQ(file.size(), 10);
+  std::array<std::byte, 3> piece;
+  file.read(4, piece);
+  EXPECT_EQ(std::memcmp(piece.data(), "456", 3), 0);
+  EXPECT_THROW(file.read(8, piece), DataError);
+  const RandomAccessFile moved = std::move(file);
+  fs::resize_file(path, 5);
+  EXPECT_THROW(moved.read(4, piece), DataError);
+  moved.read(2, piece);
+  EXPECT_EQ(std::memcmp(piece.data(), "234", 3), 0);
+  EXPECT_THROW(RandomAccessFile((fs::path(folder_) / "nowhere").string()), EnvironmentError);
 }
 
 TEST_F(File, AtomicWriteIsReadBackByteForByte) {

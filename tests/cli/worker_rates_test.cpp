@@ -56,5 +56,32 @@ TEST_F(Worker, ProbeMeasuresRatesThatPredictSteps) {
   }
 }
 
+/// The terms of plan/memory.h on a CPU: libraries, state, what is kept for backward, what is computed again.
+TEST_F(Worker, PeaksAreWithinATenthOfThosePredicted) {
+  const Words common = {"train",
+                        "--device=cpu",
+                        "--train.steps=4",
+                        "--train.val_batches=0",
+                        "--data.path=text.txt",
+                        "--data.seq_len=128"};
+  const Words cases[] = {
+      {"-n", "1", "--model.preset=gpt-tiny", "--train.global_batch=16"},
+      {"-n", "1", "--model.preset=gpt-tiny", "--train.global_batch=64"},
+      {"-n", "2", "--model.preset=llama-tiny", "--train.global_batch=32"},
+      {"-n", "2", "--model.preset=gpt-tiny", "--train.global_batch=32", "--parallel.policy=ddp",
+       "--train.micro_batch=4"},
+      {"-n", "1", "--model.preset=gpt-tiny", "--train.global_batch=64", "--memory.recompute=block"},
+      {"-n", "2", "--model.preset=gpt-tiny", "--train.global_batch=32", "--parallel.pp=2"},
+  };
+  for (const Words& one : cases) {
+    const Outcome trained = front_.run(common + one);
+    ASSERT_EQ(trained.code, 0) << trained.err;
+    const nlohmann::json summary = nlohmann::json::parse(read_file(run_file("summary.json")));
+    const double ratio = summary["predicted_peak_bytes"].get<double>() / summary["peak_bytes"].get<double>();
+    std::printf("%s %s: predicted over measured peak %.3f\n", one[2].c_str(), one.back().c_str(), ratio);
+    EXPECT_NEAR(ratio, 1.0, 0.1) << one[2] << " " << one.back();
+  }
+}
+
 }  // namespace
 }  // namespace trireme::cli

@@ -193,6 +193,22 @@ TEST(SavedCopy, IsNoneWhereTheStateItselfIsWritten) {
   EXPECT_GT(rank_bytes(config, 2, Device::kCpu).saved_copy, 0) << "moments are written in fp32";
 }
 
+TEST(RankBytes, ABlockIsComputedAgainWhereThereAreNoLogits) {
+  Config config;
+  config.model = complete(config.model, config.data.seq_len);
+  const RankBytes keeps = rank_bytes(config, 2, Device::kCpu);
+  config.memory.recompute = Recompute::kBlock;
+  const RankBytes again = rank_bytes(config, 2, Device::kCpu);
+  EXPECT_EQ(keeps.recomputed, 0);
+  EXPECT_EQ(again.recomputed, keeps.activations / config.model.n_layers);
+  ASSERT_GT(again.recomputed, again.logits);
+  EXPECT_EQ(again.peak(),
+            again.state.total() + again.gathered + again.activations + again.recomputed + again.baseline);
+  config.model.vocab_size = 50257;
+  const RankBytes large = rank_bytes(config, 2, Device::kCpu);
+  EXPECT_EQ(large.of_a_pass(), large.logits);
+}
+
 TEST(RankBytes, AddUpEveryTermOnce) {
   // Powers of two: a sum shows which terms it has.
   RankBytes bytes{.state = {.parameters = 1, .gradients = 2, .optimizer = 4},

@@ -67,13 +67,15 @@ std::string spread_head_text(const RunPlan& run, plan::Config config) {
 std::string peak_text(const plan::RankBytes& needed) {
   const bool copies = needed.saved_copy > 0 && needed.pinned_copy == 0;
   return fmt::format(
-      "{} per rank: model state, {}{} gathered or not yet reduced, {} activations, {}{} logits, {} for the "
+      "{} per rank: model state, {}{} gathered or not yet reduced, {} activations, {}{} {}, {} for the "
       "process",
       bytes_text(needed.peak()),
       copies ? fmt::format("{} copied for a checkpoint, ", bytes_text(needed.saved_copy)) : "",
       bytes_text(needed.gathered), bytes_text(needed.activations),
       needed.boundaries > 0 ? fmt::format("{} received, ", bytes_text(needed.boundaries)) : "",
-      bytes_text(needed.logits), bytes_text(needed.baseline));
+      bytes_text(needed.of_a_pass()),
+      needed.logits >= needed.recomputed ? "logits" : "of a block that is computed again",
+      bytes_text(needed.baseline));
 }
 
 /// Notes on the sources of the config, and on the config that they made.
@@ -256,6 +258,7 @@ std::string to_json(const RunPlan& run, const plan::Config& config) {
     Json peak = {{"state", bytes.state.total()},     {"gathered", bytes.gathered},
                  {"activations", bytes.activations}, {"logits", bytes.logits},
                  {"process", bytes.baseline},        {"total", bytes.peak()}};
+    if (bytes.recomputed > 0) peak["recomputed"] = bytes.recomputed;
     if (bytes.boundaries > 0) peak["boundaries"] = bytes.boundaries;
     if (bytes.saved_copy > 0) peak["checkpoint_copy"] = bytes.pinned_copy > 0 ? 0 : bytes.saved_copy;
     return peak;

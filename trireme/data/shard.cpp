@@ -1,7 +1,6 @@
 #include "trireme/data/shard.h"
 
 #include <fcntl.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -9,6 +8,7 @@
 #include <bit>
 #include <cerrno>
 #include <cstring>
+#include <filesystem>
 
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
@@ -68,22 +68,10 @@ void widen(const std::byte* stored, std::span<int64_t> out) {
   }
 }
 
-Descriptor open_shard_file(const std::string& path) {
-  Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
-  if (file) return file;
-  const int error = errno;
-  if (error == EMFILE || error == ENFILE) {
-    throw EnvironmentError("[data.shard] cannot open {}: {}; raise the limit of open files (ulimit -n)", path,
-                           errno_text(error));
-  }
-  throw DataError("[data.shard] cannot open {}: {}; delete the folder and prepare the data again", path,
-                  errno_text(error));
-}
-
-int64_t size_of(const Descriptor& file, const std::string& path) {
-  struct stat status {};
-  if (::fstat(file.get(), &status) != 0) throw_errno("read", path, errno);
-  return status.st_size;
+/// A cache without one of its files is damaged.
+RandomAccessFile open_shard_file(const std::string& path) {
+  if (std::filesystem::exists(path)) return RandomAccessFile(path);
+  throw DataError("[data.shard] {} does not exist; delete its folder and prepare the data again", path);
 }
 
 [[noreturn]] void damaged(const std::string& path, std::string_view reason) {
@@ -174,50 +162,36 @@ SplitEntry SplitWriter::finish() {
 }
 
 TokenShard::TokenShard(const std::string& path, const ShardEntry& entry, int64_t token_bytes)
-    : path_(path),
-      file_(open_shard_file(path)),
-      tokens_(entry.tokens),
-      token_bytes_(token_bytes),
-      chunks_(entry.chunks) {
-  const int64_t found = size_of(file_, path), expected = shard_file_bytes(entry, token_bytes);
+    : file_(open_shard_file(path)), tokens_(entry.tokens), token_bytes_(token_bytes), chunks_(entry.chunks) {
+  const int64_t found = file_.size(), expected = shard_file_bytes(entry, token_bytes);
   if (found != expected) {
     damaged(path, fmt::format("{}: expected {} bytes, found {}", found < expected ? "truncated" : "too long",
                               expected, found));
   }
   chunk_tokens_ = read_chunk_tokens(entry);
   checksums_.resize(static_cast<size_t>(chunks_));
-  read_bytes(checksums_offset(tokens_, token_bytes_), std::as_writable_bytes(std::span(checksums_)));
+  file_.read(checksums_offset(tokens_, token_bytes_), std::as_writable_bytes(std::span(checksums_)));
   verified_ = std::make_unique<std::atomic<bool>[]>(static_cast<size_t>(chunks_));
-}
-
-void TokenShard::read_bytes(int64_t offset, std::span<std::byte> out) const {
-  while (!out.empty()) {
-    const ssize_t got = ::pread(file_.get(), out.data(), out.size(), offset);
-    if (got < 0 && errno == EINTR) continue;
-    if (got < 0) throw_errno("read", path_, errno);
-    if (got == 0) damaged(path_, fmt::format("it has become shorter: it ends before byte {}", offset));
-    out = out.subspan(static_cast<size_t>(got));
-    offset += got;
-  }
 }
 
 int64_t TokenShard::read_chunk_tokens(const ShardEntry& entry) const {
   ShardHeader header;
-  read_bytes(0, std::as_writable_bytes(std::span(&header, 1)));
-  if (!std::ranges::equal(header.magic, kMagic)) damaged(path_, "not a token shard");
+  file_.read(0, std::as_writable_bytes(std::span(&header, 1)));
+  if (!std::ranges::equal(header.magic, kMagic)) damaged(file_.path(), "not a token shard");
   if (header.version != kVersion) {
-    damaged(path_, fmt::format("format version {} is not {}", header.version, kVersion));
+    damaged(file_.path(), fmt::format("format version {} is not {}", header.version, kVersion));
   }
-  if (header.checksum != header_checksum(header)) damaged(path_, "the header's checksum does not match");
+  if (header.checksum != header_checksum(header))
+    damaged(file_.path(), "the header's checksum does not match");
   const auto chunk_tokens = static_cast<int64_t>(header.chunk_tokens);
   const bool agrees = header.tokens == static_cast<uint64_t>(entry.tokens) &&
                       header.token_bytes == static_cast<uint64_t>(token_bytes_) && chunk_tokens >= 1 &&
                       (entry.tokens - 1) / chunk_tokens + 1 == entry.chunks;
   if (!agrees) {
-    damaged(path_, fmt::format("the header says {} tokens of {} bytes in chunks of {}, but index.json "
-                               "says {} tokens of {} bytes in {} chunks",
-                               header.tokens, header.token_bytes, header.chunk_tokens, entry.tokens,
-                               token_bytes_, entry.chunks));
+    damaged(file_.path(), fmt::format("the header says {} tokens of {} bytes in chunks of {}, but index.json "
+                                      "says {} tokens of {} bytes in {} chunks",
+                                      header.tokens, header.token_bytes, header.chunk_tokens, entry.tokens,
+                                      token_bytes_, entry.chunks));
   }
   return chunk_tokens;
 }
@@ -232,11 +206,11 @@ void TokenShard::verify(int64_t chunk) const {
   const int64_t begin = chunk * chunk_tokens_;
   const int64_t count = std::min(chunk_tokens_, tokens_ - begin);
   std::vector<std::byte> bytes(static_cast<size_t>(count * token_bytes_));
-  read_bytes(token_offset(begin), bytes);
+  file_.read(token_offset(begin), bytes);
   const uint64_t found = xxh3(bytes.data(), bytes.size()), expected = checksums_[static_cast<size_t>(chunk)];
   if (found != expected) {
-    damaged(path_, fmt::format("chunk {} of {} (tokens {} to {}) has checksum {}, expected {}", chunk,
-                               chunks_, begin, begin + count - 1, hex64(found), hex64(expected)));
+    damaged(file_.path(), fmt::format("chunk {} of {} (tokens {} to {}) has checksum {}, expected {}", chunk,
+                                      chunks_, begin, begin + count - 1, hex64(found), hex64(expected)));
   }
   verified.store(true, std::memory_order_relaxed);
 }
@@ -253,7 +227,7 @@ void TokenShard::read(int64_t begin, std::span<int64_t> out) const {
   for (int64_t chunk = begin / chunk_tokens_; chunk <= last / chunk_tokens_; ++chunk) verify(chunk);
   const auto convert = token_bytes_ == 2 ? widen<uint16_t> : widen<uint32_t>;
   std::vector<std::byte> stored(out.size() * static_cast<size_t>(token_bytes_));
-  read_bytes(token_offset(begin), stored);
+  file_.read(token_offset(begin), stored);
   convert(stored.data(), out);
 }
 

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "trireme/base/descriptor.h"
+#include "trireme/base/random_access_file.h"
 #include "trireme/data/index.h"
 
 namespace trireme::data {
@@ -76,14 +76,11 @@ class TokenShard {
 
  private:
   int64_t token_offset(int64_t token) const;
-  /// Reads bytes of the file at `offset`.
-  void read_bytes(int64_t offset, std::span<std::byte> out) const;
   /// Checks the header against the index; returns its chunk size.
   int64_t read_chunk_tokens(const ShardEntry& entry) const;
   void verify(int64_t chunk) const;
 
-  std::string path_;
-  Descriptor file_;
+  RandomAccessFile file_;
   int64_t tokens_;
   int64_t token_bytes_;
   int64_t chunks_;

@@ -312,6 +312,16 @@ int64_t logits_of_whole(const Config& config, const ModelFacts& facts, int64_t t
                          static_cast<double>(config.model.vocab_size * bytes_of(config.precision.compute)));
 }
 
+/// Blocks of models of images that are computed again are small beside what is kept.
+int64_t recomputed_block(const Config& config, const ModelFacts& facts, int64_t sequences, Device device) {
+  if (config.memory.recompute != Recompute::kBlock || reads_images(config.model.family)) return 0;
+  MemoryConfig keeps_all = config.memory;
+  keeps_all.recompute = Recompute::kNone;
+  const ModelFacts whole =
+      describe(config.model, config.data.seq_len, config.precision, keeps_all, facts.split);
+  return activation_bytes(whole, sequences, device) / std::max<int64_t>(1, config.model.n_layers);
+}
+
 int64_t copy_on_device(const RankBytes& bytes) {
   return bytes.pinned_copy > 0 ? 0 : bytes.saved_copy;
 }
@@ -372,6 +382,7 @@ RankBytes bytes_of_rank(const Config& config, const ModelFacts& facts, const Bat
                   .gathered = gathered_bytes(program),
                   .activations = activation_bytes(facts, sequences, device),
                   .logits = logits_of_whole(config, facts, tokens, device),
+                  .recomputed = recomputed_block(config, facts, sequences, device),
                   .baseline = process_baseline(device)};
   const MeshShape mesh = MeshShape::fit(
       config.parallel, batch.dp_size * config.parallel.pp * config.parallel.cp * config.parallel.tp);
@@ -540,9 +551,9 @@ int64_t activation_bytes(const ModelFacts& facts, int64_t tokens, Device device)
 }
 
 int64_t process_baseline(Device device) {
-  // CPU: the peak of a worker with a model of 35k parameters. CUDA: the least that nvidia-smi saw beyond
+  // CPU: the peak of a worker with a model of 30k parameters. CUDA: the least that nvidia-smi saw beyond
   // torch's allocator in bench/results/gpu_one_h200.json.
-  return device == Device::kCuda ? int64_t{1} << 30 : int64_t{128} << 20;
+  return device == Device::kCuda ? int64_t{1} << 30 : int64_t{137} << 20;
 }
 
 int64_t RankBytes::least() const {
@@ -551,7 +562,8 @@ int64_t RankBytes::least() const {
 }
 
 int64_t RankBytes::peak() const {
-  return sum_of({state.total(), gathered, activations, boundaries, logits, baseline, copy_on_device(*this)});
+  return sum_of(
+      {state.total(), gathered, activations, boundaries, of_a_pass(), baseline, copy_on_device(*this)});
 }
 
 RankBytes rank_bytes(const Config& config, int64_t ranks, Device device) {

@@ -1,6 +1,7 @@
 #pragma once
 // Bytes that a run costs a rank, counted from its step program; the engine's own counters are compared with
 // these numbers.
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -47,6 +48,8 @@ struct RankBytes {
   int64_t activations = 0;
   int64_t boundaries = 0;  ///< buffers for tensors that stages receive
   int64_t logits = 0;
+  /// What a block keeps that is computed again in backward, until it is done; never beside logits.
+  int64_t recomputed = 0;
   int64_t baseline = 0;
   /// The copy that saves are written from, in the host's memory (saved_copy.h); 0: the run saves nothing.
   int64_t saved_copy = 0;
@@ -57,6 +60,8 @@ struct RankBytes {
   /// state, activations and boundaries, without gradients, which may not exist yet when activations are at
   /// their peak. The largest int64_t where the sum does not fit, as for peak().
   int64_t least() const;
+  /// The larger of logits and of a block that is computed again.
+  int64_t of_a_pass() const { return std::max(logits, recomputed); }
   /// The sum of all of these.
   int64_t peak() const;
 };

@@ -263,10 +263,15 @@ std::vector<MemoryPart> memory_parts(const RunRecord& run, const RunLayout& layo
   }
   if (!layout.predicted) return {};
   const plan::RankBytes& rank = *layout.predicted;
-  return {{"parameters", rank.state.parameters, 0},         {"gradients", rank.state.gradients, 0},
-          {"optimizer state", rank.state.optimizer, 0},     {"activations", rank.activations, 0},
-          {"gathered units in flight", rank.gathered, 0},   {"logits", rank.logits, 0},
-          {"buffers between stages", rank.boundaries, 0},   {"process before the model", rank.baseline, 0},
+  return {{"parameters", rank.state.parameters, 0},
+          {"gradients", rank.state.gradients, 0},
+          {"optimizer state", rank.state.optimizer, 0},
+          {"activations", rank.activations, 0},
+          {"gathered units in flight", rank.gathered, 0},
+          {"logits", rank.logits, 0},
+          {"a block that is computed again, not beside logits", rank.recomputed, 0},
+          {"buffers between stages", rank.boundaries, 0},
+          {"process before the model", rank.baseline, 0},
           {"peak", rank.peak(), figures_of(run).peak_bytes}};
 }
 

@@ -1,11 +1,13 @@
 // CIFAR's binary version (https://www.cs.toronto.edu/~kriz/cifar.html): records of labels and 3 x 32 x 32
 // bytes, colour by colour.
 #include <algorithm>
+#include <array>
 #include <filesystem>
 #include <utility>
 
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
+#include "trireme/base/random_access_file.h"
 #include "trireme/base/text.h"
 #include "trireme/data/images/set.h"
 
@@ -61,12 +63,13 @@ class CifarSet : public ImageSet {
 
   Image read(int64_t index, int64_t) const override {
     const auto [file, record] = find(index);
-    const std::byte* planes = files_[file].bytes().data() + record * record_ + format_.label_bytes;
+    std::array<std::byte, kPixels> planes;
+    files_[file].read(record * record_ + format_.label_bytes, planes);
     Image image{.shape = kCifarShape, .pixels = std::vector<uint8_t>(static_cast<size_t>(kPixels))};
     for (int64_t pixel = 0; pixel < kPlane; ++pixel) {
       for (int64_t channel = 0; channel < 3; ++channel)
         image.pixels[static_cast<size_t>(3 * pixel + channel)] =
-            static_cast<uint8_t>(planes[channel * kPlane + pixel]);
+            static_cast<uint8_t>(planes[static_cast<size_t>(channel * kPlane + pixel)]);
     }
     return image;
   }
@@ -78,17 +81,18 @@ class CifarSet : public ImageSet {
 
  private:
   void add(const std::string& path) {
-    MappedFile file(path);
-    const auto bytes = static_cast<int64_t>(file.bytes().size());
+    RandomAccessFile file(path);
+    const int64_t bytes = file.size();
     if (bytes == 0 || bytes % record_ != 0) {
       throw DataError(
           "[data.cifar] {} has {} bytes, which is not a multiple of the {} of one image; download it again",
           path, bytes, record_);
     }
     begins_.push_back(size());
+    std::vector<std::byte> content(static_cast<size_t>(record_));
     for (int64_t record = 0; record < bytes / record_; ++record) {
-      const auto at = static_cast<size_t>(record * record_ + format_.label_bytes - 1);
-      const auto label = static_cast<int32_t>(file.bytes()[at]);
+      file.read(record * record_, content);
+      const auto label = static_cast<int32_t>(content[static_cast<size_t>(format_.label_bytes - 1)]);
       if (label >= format_.classes) {
         throw DataError(
             "[data.cifar] image {} of {} has label {}, but labels of {} end at {}; download it again", record,
@@ -107,7 +111,7 @@ class CifarSet : public ImageSet {
 
   const CifarFormat format_;
   const int64_t record_;  ///< bytes
-  std::vector<MappedFile> files_;
+  std::vector<RandomAccessFile> files_;
   std::vector<int64_t> begins_;  ///< the first image of each file
 };
 

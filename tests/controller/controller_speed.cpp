@@ -1,0 +1,157 @@
+// controller_speed: what driving tensors from one program costs, for bench/controller_speed.py. Prints a JSON
+// object a line. The workers are CPU processes behind a server of their own, or, for "SPMD", ranks that make
+// the same program for themselves.
+#include <ATen/Parallel.h>
+#include <fmt/format.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <iostream>
+#include <thread>
+#include <vector>
+
+#include "tests/support/spawn.h"
+#include "trireme/controller/worker_ranks.h"
+#include "trireme/gt/signal.h"
+#include "trireme/gt/workers.h"
+
+namespace trireme {
+namespace {
+
+double now_s() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+/// Seconds of processor time that this thread has used.
+double thread_s() {
+  rusage use{};
+  ::getrusage(RUSAGE_THREAD, &use);
+  const auto seconds = [](const timeval& time) {
+    return static_cast<double>(time.tv_sec) + 1e-6 * static_cast<double>(time.tv_usec);
+  };
+  return seconds(use.ru_utime) + seconds(use.ru_stime);
+}
+
+double median(std::vector<double> values) {
+  std::ranges::nth_element(values, values.begin() + std::ssize(values) / 2);
+  return values[values.size() / 2];
+}
+
+/// Seconds for a chain of products of (size, size) on every worker, until its end is known.
+double chain_s(const gt::Tensor& weight, int64_t size, int64_t products) {
+  gt::Tensor x = gt::full({size, size}, 1e-3);
+  static_cast<void>(x.sum().item());
+  const double begin = now_s();
+  for (int64_t i = 0; i < products; ++i) x = gt::matmul(x, weight);
+  static_cast<void>(x.sum().item());
+  return now_s() - begin;
+}
+
+/// Seconds of a product in such a chain: the best of some, since whatever disturbs a machine adds time.
+std::vector<double> products_s(const std::vector<int64_t>& sizes) {
+  const gt::no_grad off;
+  const gt::signal::context scope("all");
+  std::vector<double> seconds;
+  for (const int64_t size : sizes) {
+    const gt::Tensor weight = gt::randn({size, size}) * 1e-3;
+    const int64_t count = std::clamp<int64_t>(400'000'000 / (size * size * size), 100, 4000);
+    double best = 1e9;
+    for (int round = 0; round < 5; ++round) best = std::min(best, chain_s(weight, size, count));
+    seconds.push_back(best / static_cast<double>(count));
+  }
+  return seconds;
+}
+
+const std::vector<int64_t> kSizes = {64, 128, 256, 512};
+
+void time_instructions(int64_t workers) {
+  constexpr int64_t kAdds = 50'000;
+  const gt::no_grad off;
+  gt::Tensor x = gt::full({4}, 0.0);
+  const gt::Tensor one = gt::full({4}, 1.0);
+  static_cast<void>(x.sum().item());
+  const double begin = now_s(), mine = thread_s();
+  for (int64_t i = 0; i < kAdds; ++i) x.add_(one);
+  const double given = thread_s() - mine;
+  static_cast<void>(x.sum().item());
+  const double seconds = now_s() - begin;
+  std::cout << fmt::format(R"({{"what":"adds","workers":{},"executed_per_s":{},"client_us":{}}})", workers,
+                           kAdds * static_cast<double>(workers) / seconds, 1e6 * given / kAdds)
+            << std::endl;
+}
+
+void time_fetches(int64_t workers) {
+  const gt::Tensor x = gt::full({1}, 2.0);
+  std::vector<double> seconds;
+  for (int i = 0; i < 300; ++i) {
+    const double begin = now_s();
+    static_cast<void>(x.item());
+    seconds.push_back(now_s() - begin);
+  }
+  std::cout << fmt::format(R"({{"what":"fetch","workers":{},"median_us":{}}})", workers,
+                           1e6 * median(seconds))
+            << std::endl;
+}
+
+void time_puts(int64_t workers) {
+  const std::vector<float> values(16 << 20, 1.0F);
+  std::vector<double> rates;
+  for (int i = 0; i < 4; ++i) {
+    const double begin = now_s();
+    const gt::Tensor x = gt::tensor(values, {16, 1 << 20});
+    static_cast<void>(x.slice(0, 0, 1).slice(1, 0, 1).sum().item());
+    rates.push_back(4e-9 * static_cast<double>(values.size()) / (now_s() - begin));
+  }
+  std::cout << fmt::format(R"({{"what":"put","workers":{},"gb_per_s":{}}})", workers, median(rates))
+            << std::endl;
+}
+
+std::string signals_for(int64_t workers) {
+  const std::string path = fmt::format("/tmp/controller_speed-{}.yaml", ::getpid());
+  std::string list;
+  for (int64_t i = 0; i < workers; ++i) list += (i > 0 ? ", " : "") + std::to_string(i);
+  std::ofstream(path) << fmt::format("all: {{workers: [{}], replicated: true}}\n", list);
+  return path;
+}
+
+void measure(int64_t workers) {
+  const std::string signals = signals_for(workers);
+  std::vector<double> eager, spmd;
+  {
+    const gt::Workers behind = gt::gpu_workers(workers, {.signals = signals, .device = "cpu"});
+    time_instructions(workers);
+    time_fetches(workers);
+    if (workers == 2) time_puts(workers);
+    if (workers == 2) eager = products_s(kSizes);
+    std::cout << fmt::format(R"({{"what":"idle","workers":{},"seconds":2}})", workers) << std::endl;
+    std::this_thread::sleep_for(std::chrono::seconds(2));
+    std::cout << R"({"what":"idle over"})" << std::endl;
+  }
+  if (workers == 2) {
+    test::run_ranks(workers, [&](std::shared_ptr<comm::World> world) {
+      at::set_num_threads(1);
+      const auto runner = std::make_shared<controller::RankProgram>(world);
+      const gt::Workers ranks(runner, {.signals = signals});
+      const std::vector<double> seconds = products_s(kSizes);
+      if (world->rank() == 0) spmd = seconds;
+    });
+  }
+  for (size_t i = 0; i < eager.size(); ++i) {
+    std::cout << fmt::format(R"({{"what":"product","size":{},"eager_us":{},"spmd_us":{},"more":{}}})",
+                             kSizes[i], 1e6 * eager[i], 1e6 * spmd[i], eager[i] / spmd[i] - 1.0)
+              << std::endl;
+  }
+  std::filesystem::remove(signals);
+}
+
+}  // namespace
+}  // namespace trireme
+
+int main(int argc, char** argv) {
+  for (int i = 1; i < argc; ++i) trireme::measure(std::atoll(argv[i]));
+}
