@@ -82,11 +82,12 @@ def main() -> int:
               "rates": json.loads(Path(options.probe).read_text()), "cases": []}
     failed = 0
     try:
-        for case in map(parse_case, filter(None, options.cases.split(";"))):
+        cases = [parse_case(text) for text in options.cases.split(";") if text]
+        for case in cases:
             with tempfile.TemporaryDirectory() as folder:
                 try:
                     result["cases"].append(measure(case, options, folder))
-                except (BenchError, subprocess.TimeoutExpired, ValueError) as error:
+                except (BenchError, subprocess.TimeoutExpired, ValueError, LookupError) as error:
                     say(f"{case['case']}: {error}")
                     failed += 1
             options.out.write_text(json.dumps(result, indent=1) + "\n")

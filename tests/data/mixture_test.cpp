@@ -135,6 +135,22 @@ TEST(Mixture, MayBeASourceOfAnother) {
   EXPECT_EQ(taken, (std::vector<int64_t>{30, 10, 40}));
 }
 
+TEST(Mixture, AnOrderThatNamesNoSampleOfItsSourceIsNamed) {
+  struct Lost : Marked {
+    using Marked::Marked;
+    std::vector<int64_t> order(int64_t, int64_t, uint64_t) const override { return {9}; }
+  };
+  const Mixture mixture({marked("good", 1, 0, 9), {"lost", 1.0, std::make_shared<Lost>(1, 9)}});
+  try {
+    mixture.order(0, 4, 42);
+    ADD_FAILURE() << "sample 9 of 9 was read";
+  } catch (const DataError& error) {
+    EXPECT_NE(std::string(error.what()).find("of lost has 1 entries, the first of which is 9"),
+              std::string::npos)
+        << error.what();
+  }
+}
+
 TEST(Mixture, OtherSourcesNamesAndSharesHaveAnotherDigest) {
   const auto digest = [](const MixedSource& a, const MixedSource& b) { return Mixture({a, b}).digest(); };
   const MixedSource a = marked("a", 1, 0, 9), b = marked("b", 2, 1, 9);

@@ -35,6 +35,18 @@ class CountedUp : public data::TokenSamples {
   int64_t size_, seq_len_;
 };
 
+/// Of which no target counts.
+class Silent : public CountedUp {
+ public:
+  using CountedUp::CountedUp;
+  void read_targets(int64_t index, std::span<int64_t> tokens, std::span<int64_t> targets) const override {
+    read(index, tokens);
+    std::ranges::fill(targets, data::kIgnoredTarget);
+  }
+  bool ignores_targets() const override { return true; }
+  int64_t kept_targets(int64_t) const override { return 0; }
+};
+
 /// Remembers all that it hears, and ends the run at a step.
 class Listening : public Callback {
  public:
@@ -122,11 +134,18 @@ class ProgramRun : public Resume {
         {"up", 1.0, counted}, {"short", weight_, std::make_shared<CountedUp>(7, seq_len)}});
   }
 
+  std::shared_ptr<const data::TokenSamples> held_out_samples(int64_t seq_len) const {
+    auto counted = std::make_shared<CountedUp>(24, seq_len);
+    if (!silent_) return counted;
+    return std::make_shared<data::Mixture>(std::vector<data::MixedSource>{
+        {"up", 1.0, counted}, {"silent", 1.0, std::make_shared<Silent>(8, seq_len)}});
+  }
+
   Program make_program() const {
     Program program;
     program.open_data = [this](const plan::Config& config) {
       return make_run_data(config, {.train = training_samples(config.data.seq_len),
-                                    .held_out = std::make_shared<CountedUp>(24, config.data.seq_len),
+                                    .held_out = held_out_samples(config.data.seq_len),
                                     .vocab_size = 16});
     };
     program.metrics = {share_of_right_tokens(), cross_entropy_again("again", 1.0),
@@ -136,6 +155,7 @@ class ProgramRun : public Resume {
   }
 
   int64_t samples_ = 100, end_at_ = 0;
+  bool silent_ = false;           ///< half of what is held out does not count
   double weight_ = 0.0;           ///< of a second source; 0: there is one
   std::set<std::string> states_;  ///< of all callbacks of all ranks
   std::mutex mutex_;
@@ -350,8 +370,28 @@ TEST_F(ProgramRun, SourcesOfAHeldOutMixtureAreValidatedForThemselves) {
   EXPECT_EQ(data->val_samples(), 31);
   const FeedOptions options{.global_batch = 4, .micro_batch = 4};
   EXPECT_EQ(data->validation_of(1, 100, options).batches, 2);
+  const auto nested = std::make_shared<data::Mixture>(
+      std::vector<data::MixedSource>{{"all", 1.0, mixture}, {"more", 1.0, source(9)}});
+  const auto deep = make_run_data(config_, {.train = source(24), .held_out = nested, .vocab_size = 16});
+  ASSERT_EQ(deep->held_out_sets().size(), 3u);
+  EXPECT_EQ(deep->held_out_sets()[1].name, "all/short");
+  EXPECT_DOUBLE_EQ(deep->held_out_sets()[1].weight, 0.125);
   config_.train.epochs = 1;
   EXPECT_NE(refusal_of([&] { make_run_data(config_, {.train = mixture, .vocab_size = 16}); }), "");
+}
+
+TEST_F(ProgramRun, ASetInWhichNothingCountsIsLeftOut) {
+  config_.train.steps = 2;
+  silent_ = true;
+  for (const int64_t ranks : {1, 2}) {
+    std::filesystem::remove_all(checkpoints());
+    run_program(ranks, false);
+    const StepRecord& last = recorder_.steps.back();
+    ASSERT_TRUE(last.val_loss);
+    EXPECT_EQ(*last.val_loss, last.val_metrics.at("loss/up"));
+    EXPECT_FALSE(last.val_metrics.contains("loss/silent"));
+    EXPECT_EQ(last.val_metrics.at("again"), last.val_metrics.at("again/up"));
+  }
 }
 
 TEST_F(ProgramRun, ACallbackMayComeToARunThatHadNone) {

@@ -16,11 +16,12 @@ std::string bench_root(const BenchRuns& options, const Front& front) {
 }
 
 /// Keys that leave out what is not measured: a run saves nothing, validates nothing and draws no sample.
-const std::vector<std::string> kMeasuresOnly = {
-    "train.early_stop=0",    "train.early_stop_min_delta=0",  "train.fast_dev_run=0",
-    "train.epochs=0",        "train.val_batches=0",           "train.sample_tokens=0",
-    "train.profile_steps=0", "optim.warmup_steps=0",          "checkpoint.every=0",
-    "checkpoint.best=false", "checkpoint.final_weights=false"};
+const std::vector<std::string> kMeasuresOnly = {"train.early_stop=0",    "train.early_stop_min_delta=0",
+                                                "train.monitor=",        "train.fast_dev_run=0",
+                                                "train.epochs=0",        "train.val_batches=0",
+                                                "train.sample_tokens=0", "train.profile_steps=0",
+                                                "optim.warmup_steps=0",  "checkpoint.every=0",
+                                                "checkpoint.best=false", "checkpoint.final_weights=false"};
 
 TrainJob job_of(const BenchRun& run, const BenchRuns& options, const Front& front) {
   TrainJob job{.config = options.config,

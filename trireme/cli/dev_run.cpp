@@ -30,6 +30,7 @@ std::vector<std::string> short_keys(const plan::Config& config) {
   const auto at_most = [&](const char* key, int64_t value) {
     keys.push_back(fmt::format("{}={}", key, std::min(value, steps)));
   };
+  if (!config.checkpoint.best) keys.emplace_back("train.monitor=");
   at_most("train.steps", steps);
   at_most("optim.warmup_steps", config.optim.warmup_steps);
   at_most("train.val_batches", train.val_batches);

@@ -116,6 +116,7 @@ std::string checked_data(const EvalArguments& options, plan::Config& config) {
     return fs::canonical(options.choices);
   }
   config.data.path = options.data;
+  config.data.mixture = {};
   settle_data_path(config, "");
   source_of(config.data.path);
   return config.data.path;

@@ -184,7 +184,14 @@ std::vector<int64_t> Mixture::order(int64_t begin, int64_t count, uint64_t seed)
   for (int64_t position = begin; position < begin + count; ++position) {
     const auto [source, number] = order_.at(position);
     const uint64_t its_seed = mix64(seed, xxh3(sources_[source].name));
-    samples.push_back(begins_[source] + sources_[source].samples->order(number, 1, its_seed).at(0));
+    const std::vector<int64_t> one = sources_[source].samples->order(number, 1, its_seed);
+    const int64_t size = sources_[source].samples->size();
+    if (one.size() != 1 || one[0] < 0 || one[0] >= size) {
+      throw DataError("[data.mixture] order({}, 1) of {} has {} entries{}; give one number from 0 to {}",
+                      number, sources_[source].name, one.size(),
+                      one.empty() ? "" : fmt::format(", the first of which is {}", one[0]), size - 1);
+    }
+    samples.push_back(begins_[source] + one[0]);
   }
   return samples;
 }

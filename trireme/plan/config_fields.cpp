@@ -261,12 +261,13 @@ void add_train(Table& table, TrainConfig& train) {
                          kMostSteps));
   table.push_back(number("train.val_batches", train.val_batches, 0,
                          "global batches per validation; 0: no validation", 1e9));
-  table.push_back(number("train.early_stop", train.early_stop, 0,
-                         "validations in a row without a lower loss after which the run ends; 0: it does not",
-                         kMostSteps));
   table.push_back(
-      number("train.early_stop_min_delta", train.early_stop_min_delta, 0,
-             "train.early_stop: by how much a loss must be lower than the last one that counted"));
+      number("train.early_stop", train.early_stop, 0,
+             "validations in a row without a better loss, or train.monitor, after which the run ends; 0: "
+             "it does not",
+             kMostSteps));
+  table.push_back(number("train.early_stop_min_delta", train.early_stop_min_delta, 0,
+                         "train.early_stop: by how much it must be better than the last one that counted"));
   table.push_back(text("train.monitor", train.monitor,
                        "what train.early_stop and checkpoint.best compare: loss, top1, top5, loss/NAME of a "
                        "source of data.mixture, or a metric of your program; empty: loss, and top1 for "

@@ -312,14 +312,17 @@ int64_t logits_of_whole(const Config& config, const ModelFacts& facts, int64_t t
                          static_cast<double>(config.model.vocab_size * bytes_of(config.precision.compute)));
 }
 
-/// Blocks of models of images that are computed again are small beside what is kept.
+/// What a block keeps beyond what is kept anyway, while it is computed again. Blocks of models of images are
+/// small beside what is kept.
 int64_t recomputed_block(const Config& config, const ModelFacts& facts, int64_t sequences, Device device) {
-  if (config.memory.recompute != Recompute::kBlock || reads_images(config.model.family)) return 0;
+  if (!computes_blocks_again(config.memory.recompute) || reads_images(config.model.family)) return 0;
   MemoryConfig keeps_all = config.memory;
   keeps_all.recompute = Recompute::kNone;
   const ModelFacts whole =
       describe(config.model, config.data.seq_len, config.precision, keeps_all, facts.split);
-  return activation_bytes(whole, sequences, device) / std::max<int64_t>(1, config.model.n_layers);
+  const int64_t more =
+      activation_bytes(whole, sequences, device) - activation_bytes(facts, sequences, device);
+  return more / std::max<int64_t>(1, config.model.n_layers);
 }
 
 int64_t copy_on_device(const RankBytes& bytes) {
@@ -383,7 +386,8 @@ RankBytes bytes_of_rank(const Config& config, const ModelFacts& facts, const Bat
                   .activations = activation_bytes(facts, sequences, device),
                   .logits = logits_of_whole(config, facts, tokens, device),
                   .recomputed = recomputed_block(config, facts, sequences, device),
-                  .baseline = process_baseline(device)};
+                  .baseline = process_baseline(
+                      device, batch.dp_size * config.parallel.pp * config.parallel.cp * config.parallel.tp)};
   const MeshShape mesh = MeshShape::fit(
       config.parallel, batch.dp_size * config.parallel.pp * config.parallel.cp * config.parallel.tp);
   if (!saves_in_place(config, device))
@@ -404,6 +408,7 @@ RankBytes bytes_of_rank(const Config& config, const ModelFacts& facts, const Bat
   } else if (!reads_images(config.model.family)) {
     bytes.logits = kept_by_loss(config, facts, tokens, in_flight, device);
   }
+  if (bytes.recomputed > 0) bytes.recomputed += bytes.logits;  // those of other micro-batches
   return bytes;
 }
 
@@ -550,10 +555,12 @@ int64_t activation_bytes(const ModelFacts& facts, int64_t tokens, Device device)
   return at_most_62_bits(saved.of_image * static_cast<double>(tokens) + saved.of_micro_batch);
 }
 
-int64_t process_baseline(Device device) {
-  // CPU: the peak of a worker with a model of 30k parameters. CUDA: the least that nvidia-smi saw beyond
-  // torch's allocator in bench/results/gpu_one_h200.json.
-  return device == Device::kCuda ? int64_t{1} << 30 : int64_t{137} << 20;
+int64_t process_baseline(Device device, int64_t ranks) {
+  // CUDA: the least that nvidia-smi saw beyond torch's allocator in bench/results/gpu_one_h200.json.
+  if (device == Device::kCuda) return int64_t{1} << 30;
+  // The peak of a worker with a model of 30k parameters. Of several ranks each is a copy of a process that
+  // has loaded the libraries, and has those of their pages that it touches.
+  return int64_t{ranks == 1 ? 143 : 112} << 20;
 }
 
 int64_t RankBytes::least() const {

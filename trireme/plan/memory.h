@@ -35,9 +35,10 @@ StateBytes state_bytes(const StepProgram& program);
 /// gradients that are not reduced yet, sums of earlier micro-batches.
 int64_t gathered_bytes(const StepProgram& program);
 
-/// Bytes that a worker process takes whatever its model: on a CPU the libraries and what their first use
-/// allocates; on a GPU the driver's context and libraries, which torch's allocator does not count.
-int64_t process_baseline(Device device);
+/// Bytes that a worker process of a run of so many ranks takes whatever its model: on a CPU the libraries and
+/// what their first use allocates; on a GPU the driver's context and libraries, which torch's allocator does
+/// not count.
+int64_t process_baseline(Device device, int64_t ranks);
 
 /// Bytes that one of `ranks` ranks of a run needs in its device's memory.
 struct RankBytes {
@@ -48,7 +49,8 @@ struct RankBytes {
   int64_t activations = 0;
   int64_t boundaries = 0;  ///< buffers for tensors that stages receive
   int64_t logits = 0;
-  /// What a block keeps that is computed again in backward, until it is done; never beside logits.
+  /// What a block keeps that is computed again in backward, until it is done: not beside logits, but in a
+  /// pipeline with those of other micro-batches.
   int64_t recomputed = 0;
   int64_t baseline = 0;
   /// The copy that saves are written from, in the host's memory (saved_copy.h); 0: the run saves nothing.

@@ -34,6 +34,7 @@ std::optional<EarlyEnd> EarlyStop::end() const {
 
 nlohmann::json EarlyStop::state() const {
   return {{"metric", metric_},
+          {"higher_is_better", higher_is_better_},
           {"best", best_ ? nlohmann::json(*best_) : nlohmann::json()},
           {"best_step", best_step_},
           {"step", step_},
@@ -42,7 +43,11 @@ nlohmann::json EarlyStop::state() const {
 
 void EarlyStop::restore(const nlohmann::json& state, const std::string& path) {
   // A checkpoint of an old version knows the loss alone.
-  if (state.value("metric", std::string("loss")) != metric_) return;
+  const bool is_old = !state.contains("metric");
+  if ((is_old ? "loss" : checkpoint::text_of(state, "metric", path)) != metric_) return;
+  if (const auto higher = state.find("higher_is_better");
+      higher != state.end() && *higher != higher_is_better_)
+    return;
   const nlohmann::json& best = checkpoint::value_of(state, "best", path);
   if (!best.is_null() && !best.is_number()) checkpoint::fail_json(path, "'best' of early_stop is no number");
   best_ = best.is_null() ? std::nullopt : std::optional(best.get<double>());

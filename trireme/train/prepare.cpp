@@ -145,7 +145,7 @@ std::vector<Word> exchange(const TrainOptions& run, const comm::Mesh& mesh, cons
 class Watch {
  public:
   Watch(const TrainOptions& run, const comm::Mesh& mesh)
-      : path_(run.config.data.path),
+      : path_(run.config.data.mixture.sources.empty() ? run.config.data.path : "data.mixture"),
         draws_(plan::reads_images(run.config.model.family)),
         timeout_s_(mesh.world->timeout_s()),
         speaks_(run.announce && mesh.world->rank() == 0) {}

@@ -74,18 +74,26 @@ std::vector<int64_t> CheckedSamples::order(int64_t begin, int64_t count, uint64_
   return indices;
 }
 
-/// Sources of a held-out mixture are validated for themselves: their first samples alone would be those of
-/// the first source.
+/// Adds samples as a set, or where they are a mixture each of its sources: its first samples alone would be
+/// those of the first one.
+void add_held_out(const std::shared_ptr<const data::TokenSamples>& samples, const RunData::HeldOutSet& set,
+                  int64_t vocab_size, std::vector<HeldOutTokens>& sets) {
+  const auto* const mixture = dynamic_cast<const data::Mixture*>(samples.get());
+  if (mixture == nullptr) {
+    sets.push_back({set, std::make_shared<CheckedSamples>(samples, vocab_size)});
+    return;
+  }
+  for (size_t i = 0; i < mixture->sources().size(); ++i) {
+    const data::MixedSource& source = mixture->sources()[i];
+    const std::string name = set.name.empty() ? source.name : set.name + "/" + source.name;
+    add_held_out(source.samples, {.name = name, .weight = set.weight * mixture->source_order().share(i)},
+                 vocab_size, sets);
+  }
+}
+
 std::vector<HeldOutTokens> held_out_sets_of(const OwnTokens& tokens) {
-  if (!tokens.held_out) return {};
-  const auto checked = [&](const std::shared_ptr<const data::TokenSamples>& samples) {
-    return std::make_shared<CheckedSamples>(samples, tokens.vocab_size);
-  };
-  const auto* const mixture = dynamic_cast<const data::Mixture*>(tokens.held_out.get());
-  if (mixture == nullptr) return {{{}, checked(tokens.held_out)}};
   std::vector<HeldOutTokens> sets;
-  for (const data::MixedSource& source : mixture->sources())
-    sets.push_back({{.name = source.name, .weight = source.weight}, checked(source.samples)});
+  if (tokens.held_out) add_held_out(tokens.held_out, {}, tokens.vocab_size, sets);
   return sets;
 }
 

@@ -47,8 +47,8 @@ class Callback {
 };
 
 struct Program {
-  /// Opens the data that data.path=program stands for, on every rank, and on a thread of its own. It throws
-  /// what open_run_data() throws. Empty: the program has no data.
+  /// Opens the data that data.path=program stands for, on every rank, and on a thread of its own, within
+  /// comm.timeout_s. It throws what open_run_data() throws. Empty: the program has no data.
   std::function<std::shared_ptr<const RunData>(const plan::Config& config)> open_data = {};
   std::vector<Metric> metrics = {};
   std::vector<std::shared_ptr<Callback>> callbacks = {};

@@ -18,11 +18,16 @@ void SentBytes::end_step(int64_t step) {
   const int64_t samples = parts_.samples_in(step) - parts_.samples_in(step - 1);
   const bool is_full = samples == parts_.batch.global_batch && !agenda_.validates_after(step - 1);
   const bool replaces = begins_anew_ || (counts_first_ && is_full);
-  if (!decides_in(step)) in_full_step_ = replaces ? sent : std::max(in_full_step_, sent);
-  counts_first_ = step == agenda_.first_step() || (counts_first_ && !replaces);
   const plan::ParallelConfig& parallel = parts_.config.parallel;
   const bool hook_starts = plan::starts_late(parallel.comm_hook) && step == parallel.hook_start;
-  begins_anew_ = hook_starts || stayed_ != parts_.model->stays_in_place();
+  const bool changes = hook_starts || stayed_ != parts_.model->stays_in_place();
+  if (decides_in(step)) {
+    begins_anew_ = begins_anew_ || changes;
+    return;
+  }
+  in_full_step_ = replaces ? sent : std::max(in_full_step_, sent);
+  counts_first_ = step == agenda_.first_step() || (counts_first_ && !replaces);
+  begins_anew_ = changes;
 }
 
 bool SentBytes::decides_in(int64_t step) const {

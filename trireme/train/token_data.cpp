@@ -124,7 +124,8 @@ ValidationFeed TokenData::validation_of(size_t set, int64_t most, const FeedOpti
       batch.step_rows += count;
       batch.step_kept += kept_between(*held_out, first, first + count);
     }
-    if (rows > 0) batch.kept = kept_between(*held_out, mine.begin + *done, mine.begin + *done + rows);
+    if (held_out->ignores_targets() && batch.step_kept == 0) batch.rows = 0;  // nothing counts on any rank
+    if (batch.rows > 0) batch.kept = kept_between(*held_out, mine.begin + *done, mine.begin + *done + rows);
     *done += at_once;
     return tokens_of_rank(std::move(batch), options);
   };

@@ -190,6 +190,7 @@ void Trainer::make_step() {
 void Trainer::begin_records() {
   checkpoints_.take_over();
   const bool recorded = records_.begin();
+  if (resumed_.record) resumed_.record->sources = parts_.data->sources_in(parts_.samples_in(resumed_.step));
   const bool is_lost = resumed_.record && !comm::any_rank(*parts_.mesh.all, parts_.is_root() && recorded);
   if (!is_lost) return validations_.catch_up(resumed_.record.value_or(StepRecord{.step = resumed_.step}));
   complete(*resumed_.record, resumed_.step == agenda_.last_step());
@@ -213,6 +214,8 @@ StepRecord Trainer::settle_oldest() {
   RunSummary& summary = records_.summary();
   if (record.step == agenda_.first_step()) summary.seconds_to_first_step = began_.seconds();
   record.sources = parts_.data->sources_in(parts_.samples_in(record.step));
+  record.tflops_per_rank =
+      1e-12 * parts_.facts.flops_per_token * record.tokens_per_s / static_cast<double>(parts_.world->size());
   for (const auto& callback : parts_.program.callbacks) callback->on_step(record);
   if (config_.parallel.pp > 1)
     summary.peak_bytes_by_pp_rank.assign(totals.peak_by_pp_rank.begin(), totals.peak_by_pp_rank.end());
@@ -224,8 +227,6 @@ StepRecord Trainer::settle_oldest() {
 void Trainer::complete(StepRecord& record, bool ends) {
   if (steps_.empty() && agenda_.validates_after(record.step)) validations_.validate(record);
   if (steps_.empty() && !ends && agenda_.ends_after(record.step)) end_early(record);
-  record.tflops_per_rank =
-      1e-12 * parts_.facts.flops_per_token * record.tokens_per_s / static_cast<double>(parts_.world->size());
   records_.record(record);
 }
 

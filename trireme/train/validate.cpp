@@ -59,23 +59,53 @@ std::optional<Validation> validate_set(TrainedModel& model, const RunData& data,
     mine += model.evaluate(round, guesses);
   }
   const Scores all = sum_over_ranks(mine, count_sums(model.metrics()), mesh);
-  Validation found{
-      .loss = all.loss / all.rows, .top1 = {}, .top5 = {}, .metrics = values_of(model.metrics(), all.own)};
+  Validation found{.loss = all.loss / all.rows,
+                   .top1 = {},
+                   .top5 = {},
+                   .metrics = values_of(model.metrics(), all.own),
+                   .rows = all.rows};
   if (!data.has_labels()) return found;
   found.top1 = all.top1 / all.rows;
   found.top5 = all.top5 / all.rows;
   return found;
 }
 
-/// Adds the results of a set to those of all.
-void add_set(const Validation& found, const std::string& name, double share, Validation& all) {
-  all.loss += share * found.loss;
-  all.metrics["loss/" + name] = found.loss;
-  for (const auto& [metric, value] : found.metrics) {
-    all.metrics[metric] += share * value;
-    all.metrics[metric + "/" + name] = value;
+/// A mean by weights of what there is.
+struct WeightedMean {
+  double sum = 0.0, weights = 0.0;
+  void add(double value, double weight) {
+    sum += weight * value;
+    weights += weight;
   }
-}
+  double value() const { return sum / weights; }
+};
+
+/// Results of several sets. One without a target that counts, or in which a metric measures nothing, has no
+/// part in them.
+class SetResults {
+ public:
+  void add(const Validation& found, const RunData::HeldOutSet& set) {
+    if (found.rows > 0.0) {
+      loss_.add(found.loss, set.weight);
+      by_name_["loss/" + set.name] = found.loss;
+    }
+    for (const auto& [metric, value] : found.metrics) {
+      if (std::isnan(value)) continue;
+      metrics_[metric].add(value, set.weight);
+      by_name_[metric + "/" + set.name] = value;
+    }
+  }
+  Validation of_all() const {
+    Validation all{.loss = loss_.value(), .top1 = {}, .top5 = {}, .metrics = by_name_};
+    for (const auto& [metric, mean] : metrics_) all.metrics[metric] = mean.value();
+    return all;
+  }
+
+ private:
+  WeightedMean loss_;
+  std::map<std::string, WeightedMean> metrics_;
+  std::map<std::string, double> by_name_;
+};
 
 }  // namespace
 
@@ -88,16 +118,16 @@ std::optional<Validation> validate(TrainedModel& model, const RunData& data, int
     return validate_set(model, data, data.validation(samples, batches), mesh, gives_up, guesses);
   double weights = 0.0;
   for (const RunData::HeldOutSet& set : sets) weights += set.weight;
-  Validation all;
+  SetResults all;
   for (size_t i = 0; i < sets.size(); ++i) {
     const double share = sets[i].weight / weights;
     const auto its = std::max<int64_t>(1, std::llround(share * static_cast<double>(samples)));
     const auto found =
         validate_set(model, data, data.validation_of(i, its, batches), mesh, gives_up, guesses);
     if (!found) return std::nullopt;
-    add_set(*found, sets[i].name, share, all);
+    all.add(*found, sets[i]);
   }
-  return all;
+  return all.of_all();
 }
 
 }  // namespace trireme::train

@@ -15,12 +15,14 @@ struct Validation {
   double loss = 0.0;                           ///< mean, in nats per token or image
   std::optional<double> top1, top5;            ///< shares of images; none: of text
   std::map<std::string, double> metrics = {};  ///< of the program, by their names
+  double rows = 0.0;                           ///< or targets that count, behind the loss; of a single set
 };
 
 /// Validates on at most `samples` held-out samples of `data`, each counted once, in batches as in training.
 /// Before each round it calls `gives_up`, which must answer alike on all ranks; when it is true the result is
 /// none. Of several sets (RunData::held_out_sets()) each has its share of `samples`, at least one, and
-/// results are means by their weights, beside loss/NAME and METRIC/NAME of each. `guesses`, unless null, gets
+/// results are means by their weights, beside loss/NAME and METRIC/NAME of each; sets in which nothing counts
+/// are left out. `guesses`, unless null, gets
 /// the rows of this rank. Collective.
 std::optional<Validation> validate(
     TrainedModel& model, const RunData& data, int64_t samples, const FeedOptions& batches,

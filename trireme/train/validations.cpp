@@ -1,5 +1,6 @@
 #include "trireme/train/validations.h"
 
+#include <algorithm>
 #include <iterator>
 
 #include "trireme/comm/agree.h"
@@ -70,8 +71,10 @@ void Validations::tell_callbacks(const StepRecord& record) {
     const std::optional<std::string> its = callback->on_validation(record);
     if (its && !reason) reason = its->empty() ? "a callback of the program ended it" : *its;
   }
-  if (!comm::any_rank(*parts_.mesh.all, reason.has_value())) return;
-  parts_.callbacks.end_reason = reason.value_or("a callback on another rank ended it");
+  const auto have = comm::gather_scalars(*parts_.mesh.all, {reason ? 1.0 : 0.0});
+  const auto first = std::ranges::find_if(have, [](const auto& rank) { return rank[0] != 0.0; });
+  if (first == have.end()) return;
+  parts_.callbacks.end_reason = comm::text_of(*parts_.mesh.all, first - have.begin(), reason.value_or(""));
 }
 
 std::optional<EarlyEnd> Validations::end() const {
