@@ -1,6 +1,7 @@
 // The values of a unit's parameters, seen from outside of a step: what others have written to them, what is
 // loaded into them, and what is given back when the engine ends.
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 
 #include <algorithm>
 
