@@ -328,7 +328,7 @@ TEST(SavedPrograms, RefuseFilesOfOtherProgramsAndChangeNothing) {
   });
 }
 
-/// What Python's safetensors writes has no digest; weights alone are taken out of the file of a training.
+/// A file of Python's safetensors has no digest; weights alone are taken out of the file of a training.
 TEST(SavedPrograms, TakeFilesWithoutADigestAndWeightsAlone) {
   on_saved_mesh({}, [&](bool) {
     RefusedFiles files;

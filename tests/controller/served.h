@@ -8,10 +8,12 @@
 #include <filesystem>
 #include <memory>
 #include <optional>
+#include <stdexcept>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "trireme/base/clock.h"
 #include "trireme/base/error.h"
 #include "trireme/controller/remote_program.h"
 #include "trireme/launch/child.h"
@@ -31,7 +33,11 @@ class Served {
                           .args = {"serve", "-q", "-n", std::to_string(workers), "--socket", socket,
                                    "--start-workers", "--device", "cpu", "--timeout", "30"},
                           .environment = environment});
-    while (!std::filesystem::exists(socket)) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    const double deadline = monotonic_seconds() + 30.0;
+    while (!std::filesystem::exists(socket)) {
+      if (monotonic_seconds() > deadline) throw std::runtime_error("the server has made no socket in 30 s");
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
     program_ = std::make_shared<controller::RemoteProgram>(
         controller::ClientSettings{.address = {.path = socket, .port = 0}, .timeout_s = 30}, environment);
   }

@@ -105,7 +105,7 @@ TEST(Mixture, GoesThroughEachSourceOnceAnEpoch) {
   }
 }
 
-/// What a resumed run and other numbers of ranks read: any piece of the order is that piece.
+/// Resumed runs and other numbers of ranks read pieces: any piece of the order is that piece.
 TEST(Mixture, TheOrderIsAFunctionOfThePosition) {
   const Mixture mixture = three();
   const std::vector<int64_t> whole = mixture.order(0, 96, 7);

@@ -35,7 +35,7 @@ class CountedUp : public data::TokenSamples {
   int64_t size_, seq_len_;
 };
 
-/// Of which no target counts.
+/// Samples of which no target counts.
 class Silent : public CountedUp {
  public:
   using CountedUp::CountedUp;

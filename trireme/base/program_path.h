@@ -1,5 +1,5 @@
 #pragma once
-// Where the program `trireme` is, for programs that start it.
+// The place of the program `trireme`, for programs that start it.
 #include <optional>
 #include <string>
 

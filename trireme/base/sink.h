@@ -9,7 +9,7 @@
 
 namespace trireme {
 
-/// What a run has read of one of several sources.
+/// Samples that a run has read of one of several sources.
 struct SourceUse {
   std::string name;
   double share = 0.0;   ///< of the samples of the run, by its weight

@@ -15,7 +15,8 @@ std::optional<std::string> find_worker();
 /// find_worker(); throws EnvironmentError when there is none.
 std::string worker_path();
 
-/// What ranks of a training run execute: the program that has asked for it (train_main()), else the worker.
+/// The program that ranks of a training run execute: the one that has asked for it (train_main()), else the
+/// worker.
 std::string trainer_path(const Environment& environment);
 
 /// `environment` for workers: with the request, and without TRIREME__SECTION__KEY, which the request's config

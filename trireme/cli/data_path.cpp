@@ -53,7 +53,7 @@ bool needs_no_path(const plan::Config& config) {
   return config.data.path == "builtin" || config.data.path == plan::kProgramData;
 }
 
-/// What is no file has no JSON Lines.
+/// Throws for data that are no file, and so no JSON Lines.
 void check_is_text(plan::DataFormat format, const std::string& key, const std::string& path) {
   if (format == plan::DataFormat::kText) return;
   throw ConfigError(

@@ -114,7 +114,7 @@ class Probe {
     return grids;
   }
 
-  /// Of matrices that are cast already; casts are passes over memory.
+  /// Products of matrices that are cast already; casts are passes over memory.
   plan::ProductGrids fp8_products() const {
     plan::ProductGrids grids;
     for (size_t pass = 0; pass < plan::kProductPasses; ++pass) {

@@ -13,7 +13,7 @@ namespace trireme::data {
 
 struct LoaderOptions {
   SamplerOptions sampler = {};
-  /// Which samples stand at positions [begin, begin + count), instead of what `sampler` says; empty: that.
+  /// The samples that stand at positions [begin, begin + count), instead of what `sampler` says; empty: that.
   std::function<std::vector<int64_t>(int64_t begin, int64_t count)> order = {};
   int64_t global_batch = 0;
   int64_t micro_batch = 0;

@@ -25,7 +25,7 @@ class TokenSamples {
   virtual void read_targets(int64_t index, std::span<int64_t> tokens, std::span<int64_t> targets) const;
   /// Whether there are such targets.
   virtual bool ignores_targets() const { return false; }
-  /// How many targets of the sample count.
+  /// The number of targets in the sample that count.
   virtual int64_t kept_targets([[maybe_unused]] int64_t index) const { return seq_len(); }
   /// The samples at positions [begin, begin + count) of a run with this seed: all of an epoch, in an order
   /// that is new in each (data/sampler.h), unless a class has an order of its own. The same on all ranks, of

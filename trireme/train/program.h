@@ -30,8 +30,8 @@ struct Metric {
   std::function<double(const std::vector<double>& sums)> value = {};
 };
 
-/// What is to happen in the course of a run. All functions are called on every rank, in the same order;
-/// losses and metrics of a record are the same on all ranks, times and memory are not.
+/// Functions that are called in the course of a run. All functions are called on every rank, in the same
+/// order; losses and metrics of a record are the same on all ranks, times and memory are not.
 class Callback {
  public:
   virtual ~Callback() = default;
