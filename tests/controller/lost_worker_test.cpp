@@ -5,6 +5,7 @@
 #include <csignal>
 #include <fstream>
 
+#include "tests/controller/failure_of.h"
 #include "tests/controller/served.h"
 #include "trireme/base/error.h"
 #include "trireme/gt/nn.h"

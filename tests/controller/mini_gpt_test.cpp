@@ -4,96 +4,14 @@
 #include <torch/csrc/autograd/autograd.h>
 
 #include <cmath>
-#include <fstream>
 #include <map>
-#include <mutex>
-#include <tuple>
 
-#include "tests/controller/small_mini_gpt.h"
+#include "tests/controller/trained_mini_gpt.h"
 #include "tests/support/relative_error.h"
-#include "tests/support/spawn.h"
 #include "trireme/base/error.h"
-#include "trireme/controller/worker_ranks.h"
-#include "trireme/gt/schedule.h"
-#include "trireme/gt/workers.h"
 
 namespace trireme {
 namespace {
-
-struct Outcome {
-  Values begin, end;
-  std::vector<double> losses, norms;
-  uint64_t hash = 0;
-};
-
-/// How a model is trained: "" runs micro-batch after micro-batch.
-struct Way {
-  std::string schedule = {};
-  gt::Dtype products = gt::Dtype::kFp32;
-};
-
-/// Steps of AdamW with clipped gradients by the workers of this thread.
-Outcome train(const mini_gpt::Config& config, const Way& way) {
-  const std::string& schedule = way.schedule;
-  gt::manual_seed(5);
-  const mini_gpt::MiniGpt model(config);
-  std::vector<gt::Tensor> parameters;
-  for (const auto& [name, tensor] : model.parameters()) parameters.push_back(tensor);
-  gt::AdamW optimizer(parameters, 1e-2);
-  Outcome outcome;
-  for (int64_t step = 0; step < kSteps; ++step) {
-    const auto loss_of = [&](int64_t micro_batch) {
-      const gt::autocast products(way.products);
-      return model.loss(words_of(step, micro_batch, 0), words_of(step, micro_batch, 1), kBatch);
-    };
-    std::vector<gt::Tensor> losses;
-    if (schedule.empty()) {
-      for (int64_t i = 0; i < kMicroBatches; ++i) {
-        losses.push_back(loss_of(i));
-        (losses.back() * (1.0 / kMicroBatches)).backward();
-      }
-    } else {
-      losses = gt::schedule(schedule, kMicroBatches, loss_of);
-    }
-    if (step == 0) outcome.begin = values_of(model.parameters());
-    const gt::Tensor norm = gt::clip_grad_norm(parameters, 0.5);
-    optimizer.step();
-    optimizer.zero_grad();
-    double mean = 0;
-    for (const gt::Tensor& loss : losses) mean += loss.item() / kMicroBatches;
-    outcome.losses.push_back(mean);
-    outcome.norms.push_back(norm.item());
-  }
-  outcome.end = values_of(model.parameters());
-  return outcome;
-}
-
-/// The program that every rank makes for itself.
-Outcome train_as_rank(const std::shared_ptr<comm::World>& world, const mini_gpt::Config& config, int64_t tp,
-                      const Way& way) {
-  const auto runner = std::make_shared<controller::RankProgram>(world);
-  const gt::Workers workers(runner, {.signals = signals_file(config, tp, world->size())});
-  Outcome outcome = train(config, way);
-  outcome.hash = runner->placer().hash();
-  return outcome;
-}
-
-/// On tp x stages ranks, or half of them; all have the same values, and placed the same program.
-Outcome run_mesh(const mini_gpt::Config& config, int64_t tp, const Way& way, bool there_and_back = false) {
-  std::mutex mutex;
-  std::map<int64_t, Outcome> outcomes;
-  test::run_ranks(tp * config.stages / (there_and_back ? 2 : 1), [&](std::shared_ptr<comm::World> world) {
-    Outcome outcome = train_as_rank(world, config, tp, way);
-    const std::lock_guard lock(mutex);
-    outcomes[world->rank()] = std::move(outcome);
-  });
-  for (const auto& [rank, outcome] : outcomes) {
-    EXPECT_EQ(outcome.end, outcomes[0].end);
-    EXPECT_EQ(outcome.losses, outcomes[0].losses);
-    EXPECT_EQ(outcome.hash, outcomes[0].hash);
-  }
-  return outcomes[0];
-}
 
 /// Model and optimizer by libtorch, on whole tensors.
 class DenseGpt {
@@ -365,30 +283,6 @@ TEST(MiniGpt, ProgramsThatReturnToAStageNeedOneMore) {
 TEST(MiniGpt, SchedulesThatDoNotFitTheFileAreRefused) {
   EXPECT_THROW(run_mesh(with_stages(2), 1, {"zb_v"}), ConfigError);
   EXPECT_THROW(run_mesh(with_stages(2), 1, {"1f2b"}), ConfigError);
-}
-
-/// Processes behind a dispatcher compute the bits that ranks do which make the same program.
-TEST(MiniGpt, WorkersOfAControllerAreTheRanks) {
-  for (const auto& [tp, stages, schedule] :
-       {std::tuple<int64_t, int64_t, const char*>{2, 2, "1f1b"}, {1, 4, "zb_v"}}) {
-    const bool there_and_back = std::string(schedule) == "zb_v";
-    const mini_gpt::Config config = with_stages(stages);
-    const Outcome ranks = run_mesh(config, tp, {schedule}, there_and_back);
-    const int64_t count = tp * stages / (there_and_back ? 2 : 1);
-    gt::Options options{.signals = signals_file(config, tp, count), .device = "cpu"};
-    options.command = TRIREME_PROGRAM;
-    options.instruction_log = ::testing::TempDir() + "instructions.log";
-    const gt::Workers workers = gt::gpu_workers(count, options);
-    const Outcome outcome = train(config, {schedule});
-    EXPECT_EQ(outcome.begin, ranks.begin);
-    EXPECT_EQ(outcome.end, ranks.end);
-    EXPECT_EQ(outcome.losses, ranks.losses);
-    std::ifstream file(options.instruction_log);
-    const std::string log(std::istreambuf_iterator<char>(file), {});
-    for (const char* part : {"model.h:", "matmul", tp > 1 ? "sharded along" : "replicated",
-                             "stage0_to_stage1", "stage1_to_stage0", "adamw_"})
-      EXPECT_TRUE(log.find(part) != std::string::npos) << part;
-  }
 }
 
 }  // namespace

@@ -14,7 +14,6 @@
 #include <vector>
 
 #include "trireme/base/clock.h"
-#include "trireme/base/error.h"
 #include "trireme/controller/remote_program.h"
 #include "trireme/launch/child.h"
 
@@ -49,21 +48,5 @@ class Served {
   std::optional<launch::Child> server_;
   std::shared_ptr<controller::RemoteProgram> program_;
 };
-
-/// The message of what `body` throws; empty: nothing.
-template <typename Body>
-std::string failure_of(const Body& body) {
-  try {
-    body();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return {};
-}
-
-inline void expect_says(const std::string& message, const std::vector<std::string>& parts) {
-  for (const std::string& part : parts)
-    EXPECT_TRUE(message.find(part) != std::string::npos) << part << ": " << message;
-}
 
 }  // namespace trireme
