@@ -9,6 +9,7 @@
 #include <mutex>
 #include <nlohmann/json.hpp>
 #include <set>
+#include <stdexcept>
 
 #include "tests/train/resume_fixture.h"
 #include "trireme/base/error.h"
@@ -92,6 +93,28 @@ std::string refusal_of(const std::function<void()>& body) {
   return {};
 }
 
+/// Throws in one of its functions.
+class Failing : public Callback {
+ public:
+  explicit Failing(std::string where) : where_(std::move(where)) {}
+  void on_step(const StepRecord&) override { at("step"); }
+  std::optional<std::string> on_validation(const StepRecord&) override {
+    at("validation");
+    return std::nullopt;
+  }
+  std::string state() const override {
+    at("state");
+    return {};
+  }
+
+ private:
+  void at(const std::string& here) const {
+    if (here == where_) throw std::out_of_range("there is none");
+  }
+
+  std::string where_;
+};
+
 class ProgramRun : public Resume {
  protected:
   void SetUp() override {
@@ -144,6 +167,7 @@ class ProgramRun : public Resume {
   Program make_program() const {
     Program program;
     program.open_data = [this](const plan::Config& config) {
+      if (fails_ == "open") throw std::out_of_range("there is none");
       return make_run_data(config, {.train = training_samples(config.data.seq_len),
                                     .held_out = held_out_samples(config.data.seq_len),
                                     .vocab_size = 16});
@@ -151,11 +175,21 @@ class ProgramRun : public Resume {
     program.metrics = {share_of_right_tokens(), cross_entropy_again("again", 1.0),
                        cross_entropy_again("minus", -1.0)};
     if (end_at_ > 0) program.callbacks = {std::make_shared<Listening>(end_at_)};
+    if (!fails_.empty()) program.callbacks = {std::make_shared<Failing>(fails_)};
+    const auto fails = [](auto&&...) -> std::vector<double> { throw std::out_of_range("there is none"); };
+    if (fails_ == "add") program.metrics[0].add = fails;
+    if (fails_ == "value")
+      program.metrics[0].value = [](const auto&) -> double { throw std::out_of_range("no"); };
+    if (without_metrics_) program.metrics.clear();
+    if (fewer_is_better_) program.metrics[0].higher_is_better = false;
     return program;
   }
 
   int64_t samples_ = 100, end_at_ = 0;
-  bool silent_ = false;           ///< half of what is held out does not count
+  bool silent_ = false;  ///< half of what is held out does not count
+  bool without_metrics_ = false;
+  bool fewer_is_better_ = false;  ///< of the metric 'right'
+  std::string fails_;             ///< the function that throws
   double weight_ = 0.0;           ///< of a second source; 0: there is one
   std::set<std::string> states_;  ///< of all callbacks of all ranks
   std::mutex mutex_;
@@ -378,6 +412,51 @@ TEST_F(ProgramRun, SourcesOfAHeldOutMixtureAreValidatedForThemselves) {
   EXPECT_DOUBLE_EQ(deep->held_out_sets()[1].weight, 0.125);
   config_.train.epochs = 1;
   EXPECT_NE(refusal_of([&] { make_run_data(config_, {.train = mixture, .vocab_size = 16}); }), "");
+}
+
+/// What a function of the program throws goes on as it is, and a line says which function it was.
+TEST_F(ProgramRun, SaysWhichFunctionHasThrown) {
+  const auto said_of = [&](const std::string& fails) {
+    fails_ = fails;
+    ::testing::internal::CaptureStderr();
+    EXPECT_THROW(run_program(1, false), std::out_of_range) << fails;
+    return ::testing::internal::GetCapturedStderr();
+  };
+  for (const auto& [fails, words] : {std::pair<std::string, std::string>{"open", "open_data()"},
+                                     {"add", "add() of the metric 'right'"},
+                                     {"value", "value() of the metric 'right'"},
+                                     {"step", "on_step() after step 1 of a callback"},
+                                     {"validation", "on_validation() after step 2 of a callback"},
+                                     {"state", "state() of a callback"}}) {
+    const std::string said = said_of(fails);
+    EXPECT_NE(said.find(words + " of the program has thrown"), std::string::npos) << said;
+  }
+}
+
+TEST_F(ProgramRun, WarnsOfMetricsThatAreGone) {
+  config_.train.steps = 4;
+  config_.checkpoint.every = 2;
+  run_program(1, false, 2);
+  without_metrics_ = true;
+  ::testing::internal::CaptureStderr();
+  EXPECT_EQ(run_program(1, true).summary.steps, 4);
+  const std::string said = ::testing::internal::GetCapturedStderr();
+  for (const char* name : {"right", "again", "minus"})
+    EXPECT_NE(said.find(fmt::format("the metric \"{}\"", name)), std::string::npos) << said;
+}
+
+/// A score by which less was better says nothing where more is.
+TEST_F(ProgramRun, TheBestOfTheOtherDirectionIsReplaced) {
+  config_.train.steps = 4;
+  config_.checkpoint.every = 2;
+  config_.checkpoint.best = true;
+  config_.train.monitor = "right";
+  run_program(1, false, 2);
+  const auto score = [&] { return std::stod(parallel::read_notes(options().best_weights_path).at("score")); };
+  EXPECT_GE(score(), 0.0);
+  fewer_is_better_ = true;
+  run_program(1, true);
+  EXPECT_LE(score(), 0.0) << "the share that is highest has stayed the best";
 }
 
 TEST_F(ProgramRun, ASetInWhichNothingCountsIsLeftOut) {

@@ -13,6 +13,11 @@ namespace trireme::train {
 namespace {
 
 constexpr const char* kMonitorNote = "monitor";
+constexpr const char* kDirectionNote = "higher_is_better";
+
+std::string direction_of(const Monitor& monitor) {
+  return monitor.higher_is_better ? "true" : "false";
+}
 
 /// Throws DataError when the note is none of ours.
 template <typename Number>
@@ -39,8 +44,12 @@ BestWeights::BestWeights(std::string path, int64_t done, const comm::Mesh& mesh,
       score = number_in<double>(notes, "score", path_);
       const auto noted = number_in<int64_t>(notes, "step", path_);
       // Weights that were the best by another metric are replaced; files of old versions do not name theirs.
-      const auto by = notes.find(kMonitorNote);
-      const bool comparable = std::isfinite(score) && (by == notes.end() || by->second == monitor_.metric);
+      const auto is = [&notes](const char* key, const std::string& value) {
+        const auto note = notes.find(key);
+        return note == notes.end() || note->second == value;
+      };
+      const bool comparable = std::isfinite(score) && is(kMonitorNote, monitor_.metric) &&
+                              is(kDirectionNote, direction_of(monitor_));
       step = comparable && noted <= done ? static_cast<double>(noted) : 0.0;
       if (noted > done) put_aside(noted, done);
     } catch (const Error& error) {
@@ -75,6 +84,7 @@ void BestWeights::keep(int64_t step, const Validation& found, TrainedModel& mode
     model.save_weights(path_, {{"step", fmt::format("{}", step)},
                                {"score", fmt::format("{}", score)},
                                {kMonitorNote, monitor_.metric},
+                               {kDirectionNote, direction_of(monitor_)},
                                {"val_loss", fmt::format("{}", found.loss)}});
   } catch (const EnvironmentError& error) {
     if (is_root_) log_warning("the best weights so far are not saved: {}; training continues", error.what());

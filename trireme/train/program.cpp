@@ -7,6 +7,7 @@
 #include "trireme/base/error.h"
 #include "trireme/base/text.h"
 #include "trireme/data/mixture.h"
+#include "trireme/train/program_call.h"
 #include "trireme/train/token_data.h"
 
 namespace trireme::train {
@@ -191,7 +192,8 @@ std::shared_ptr<const RunData> open_program_data(const TrainOptions& run) {
         "none; start that one, or set data.path to a text or 'builtin'",
         plan::kProgramData);
   }
-  std::shared_ptr<const RunData> data = run.program->open_data(run.config);
+  std::shared_ptr<const RunData> data =
+      call_of_program([&] { return run.program->open_data(run.config); }, "open_data()");
   if (!data)
     throw ConfigError("[train.program] open_data() of the program has opened nothing; let it return data");
   return data;
@@ -211,7 +213,8 @@ void check_program(const Program& program, const plan::Config& config) {
 }
 
 double value_of(const Metric& metric, const std::vector<double>& sums) {
-  return metric.value ? metric.value(sums) : sums[0] / sums[1];
+  if (!metric.value) return sums[0] / sums[1];
+  return call_of_program([&] { return metric.value(sums); }, "value() of the metric '{}'", metric.name);
 }
 
 }  // namespace trireme::train

@@ -19,6 +19,7 @@
 #include "trireme/plan/adapter.h"
 #include "trireme/plan/fp8.h"
 #include "trireme/plan/optimizer.h"
+#include "trireme/train/program_call.h"
 #include "trireme/train/saved_record.h"
 
 namespace trireme::train {
@@ -166,7 +167,8 @@ std::string text_in_hex(const Json& json, const std::string& path) {
 
 Json callbacks_to_json(const Parts& parts) {
   Json states = Json::array();
-  for (const auto& callback : parts.program.callbacks) states.push_back(hex_of(callback->state()));
+  for (const auto& callback : parts.program.callbacks)
+    states.push_back(hex_of(call_of_program([&] { return callback->state(); }, "state() of a callback")));
   return {{"states", states},
           {"told_at", parts.callbacks.told_at},
           {"end_reason", hex_of(parts.callbacks.end_reason)}};
@@ -186,10 +188,31 @@ void restore_callbacks(Parts& parts, const Json& run, const std::string& path) {
         path, states.size(), program.callbacks.size());
   }
   for (size_t i = 0; i < states.size(); ++i) {
-    program.callbacks[i]->restore(text_in_hex(states[i], path));
+    const std::string state = text_in_hex(states[i], path);
+    call_of_program([&] { program.callbacks[i]->restore(state); }, "restore() of a callback");
   }
   parts.callbacks = {.told_at = checkpoint::count_of(*found, "told_at", path),
                      .end_reason = text_in_hex(checkpoint::value_of(*found, "end_reason", path), path)};
+}
+
+Json names_of_metrics(const Program& program) {
+  Json names = Json::array();
+  for (const Metric& metric : program.metrics) names.push_back(metric.name);
+  return names;
+}
+
+/// A run may go on without metrics; whoever forgot the program should learn of it.
+void warn_of_lost_metrics(const Parts& parts, const Json& run, const std::string& path) {
+  const auto then = run.find("metrics");
+  if (then == run.end() || !parts.is_root()) return;  // the checkpoint is of an old version
+  const Json now = names_of_metrics(parts.program);
+  for (const Json& name : *then) {
+    if (std::ranges::find(now, name) != now.end()) continue;
+    log_warning(
+        "resume  {} was written by a program with the metric {}, which this run does not measure; start "
+        "that program, if that is not meant",
+        path, name.dump());
+  }
 }
 
 std::string hex_of(const at::Tensor& bytes) {
@@ -325,6 +348,7 @@ std::string run_state(const Parts& parts, const precision::LossScaler& scaler, c
               {"policy", plan::resolve_policy(config.parallel, parts.mesh.shape).label()},
               {"loss_scaler", to_json(scaler.state())},
               {"callbacks", callbacks_to_json(parts)},
+              {"metrics", names_of_metrics(parts.program)},
               {"early_stop", early_stop.is_on() ? early_stop.state() : Json()},
               {"fp8_history", history != nullptr ? to_json(*history) : Json::array()},
               {"base", parts.base_digest},
@@ -391,6 +415,7 @@ void SavedRun::restore(Parts& parts, precision::LossScaler& scaler) const {
   if (const auto early_stop = run().find("early_stop"); early_stop != run().end() && !early_stop->is_null())
     parts.early_stop.restore(*early_stop, path_);
   restore_callbacks(parts, run(), path_);
+  warn_of_lost_metrics(parts, run(), path_);
   restore_random(parts, document_, step(), path_);
   restore_history(parts, run(), path_);
 }

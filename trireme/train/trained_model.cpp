@@ -9,6 +9,7 @@
 #include "trireme/plan/memory.h"
 #include "trireme/plan/tensor_split.h"
 #include "trireme/tensor/redistribute.h"
+#include "trireme/train/program_call.h"
 #include "trireme/train/staged_model.h"
 #include "trireme/train/whole_model.h"
 
@@ -37,7 +38,8 @@ TrainedModel::TrainedModel(const ModelSetup& setup)
 std::vector<double> TrainedModel::own_sums(const at::Tensor& logits, const at::Tensor& targets) const {
   std::vector<double> all;
   for (const Metric& metric : metrics_) {
-    const std::vector<double> sums = metric.add(logits, targets);
+    const std::vector<double> sums =
+        call_of_program([&] { return metric.add(logits, targets); }, "add() of the metric '{}'", metric.name);
     if (std::ssize(sums) != metric.sums) {
       throw ConfigError("[train.program] add() of the metric '{}' has given {} sums instead of {}",
                         metric.name, sums.size(), metric.sums);

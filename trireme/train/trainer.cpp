@@ -33,6 +33,7 @@
 #include "trireme/train/fp8.h"
 #include "trireme/train/parts.h"
 #include "trireme/train/profile.h"
+#include "trireme/train/program_call.h"
 #include "trireme/train/run_cost.h"
 #include "trireme/train/run_records.h"
 #include "trireme/train/same_config.h"
@@ -216,7 +217,8 @@ StepRecord Trainer::settle_oldest() {
   record.sources = parts_.data->sources_in(parts_.samples_in(record.step));
   record.tflops_per_rank =
       1e-12 * parts_.facts.flops_per_token * record.tokens_per_s / static_cast<double>(parts_.world->size());
-  for (const auto& callback : parts_.program.callbacks) callback->on_step(record);
+  for (const auto& callback : parts_.program.callbacks)
+    call_of_program([&] { callback->on_step(record); }, "on_step() after step {} of a callback", record.step);
   if (config_.parallel.pp > 1)
     summary.peak_bytes_by_pp_rank.assign(totals.peak_by_pp_rank.begin(), totals.peak_by_pp_rank.end());
   return record;

@@ -4,6 +4,7 @@
 #include <iterator>
 
 #include "trireme/comm/agree.h"
+#include "trireme/train/program_call.h"
 #include "trireme/train/stop.h"
 
 namespace trireme::train {
@@ -68,7 +69,9 @@ void Validations::tell_callbacks(const StepRecord& record) {
   parts_.callbacks.told_at = record.step;
   std::optional<std::string> reason;
   for (const auto& callback : callbacks) {
-    const std::optional<std::string> its = callback->on_validation(record);
+    const std::optional<std::string> its =
+        call_of_program([&] { return callback->on_validation(record); },
+                        "on_validation() after step {} of a callback", record.step);
     if (its && !reason) reason = its->empty() ? "a callback of the program ended it" : *its;
   }
   const auto have = comm::gather_scalars(*parts_.mesh.all, {reason ? 1.0 : 0.0});
