@@ -60,6 +60,8 @@ TEST(MixtureConfig, RefusesWhatIsWrongByName) {
   test::expect_mentions(refusal_of_mixture("{a: [x]}"), {"a has no path"});
   test::expect_mentions(refusal_of_mixture("{a/b: x}"), {"a/b"});
   test::expect_mentions(refusal_of_mixture("{a: x, a: y}"), {"a is given twice"});
+  test::expect_mentions(refusal_of_mixture("{a: x, a: y}"), {"(from --data.mixture)"});
+  test::expect_mentions(refusal_of_mixture("{a: {path: x\xff}}"), {"the path of a is not UTF-8"});
   test::expect_mentions(refusal_of_mixture("x"), {"data.mixture", "path: TEXT"});
   test::expect_mentions(refusal_of_mixture("{a: x}", {"data.path=y"}), {"data.path=y", "remove one"});
   test::expect_mentions(refusal_of_mixture("{a: x}", {"model.family=resnet"}), {"data.mixture", "images"});

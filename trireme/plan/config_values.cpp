@@ -197,7 +197,13 @@ struct ValueReader {
 }  // namespace
 
 void assign(const Field& field, std::string_view text, std::string_view origin) {
-  std::visit(Assigner{field, text, origin}, field.value);
+  if (!field.is_mapping) return std::visit(Assigner{field, text, origin}, field.value);
+  try {
+    std::visit(Assigner{field, text, origin}, field.value);
+  } catch (const ConfigError& error) {  // of something in the mapping, which may not know where that stands
+    if (std::string_view(error.what()).find(origin) != std::string_view::npos) throw;
+    throw ConfigError("{} (from {})", error.what(), origin);
+  }
 }
 
 Value value_of(const Field& field) {

@@ -6,6 +6,7 @@
 
 #include "trireme/base/error.h"
 #include "trireme/base/text.h"
+#include "trireme/base/utf8.h"
 #include "trireme/plan/config_internal.h"
 #include "trireme/plan/text_file.h"
 #include "trireme/plan/yaml_text.h"
@@ -48,8 +49,10 @@ MixtureSource source_of(const std::string& name, const YAML::Node& entry) {
     if (key == "path") source.path = part.second.Scalar();
     if (key == "weight") source.weight = weight_of(name, part.second.Scalar());
   }
-  if (!source.path.empty()) return source;
-  throw ConfigError("[plan.config] data.mixture: {} has no path; {}", name, kMixtureForm);
+  if (source.path.empty())
+    throw ConfigError("[plan.config] data.mixture: {} has no path; {}", name, kMixtureForm);
+  if (is_utf8(source.path)) return source;  // as JSON has it, which to_text() writes
+  throw ConfigError("[plan.config] data.mixture: the path of {} is not UTF-8; rename the file", name);
 }
 
 }  // namespace
