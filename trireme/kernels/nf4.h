@@ -1,0 +1,31 @@
+#pragma once
+// Numbers in NF4 (base/nf4_format.h): the values, codes and magnitudes are those of bitsandbytes. The first
+// of two numbers has the upper half of their byte. A block lies in memory with its magnitude behind its
+// codes, so that any blocks of a tensor are one piece of it. On a CPU these are loops on one thread; on a GPU
+// they are operators of ATen on the current stream, a piece of the numbers at a time, and no kernels of their
+// own. Neither visits the host from a GPU. Finite numbers have the same bits on both.
+#include <ATen/core/Tensor.h>
+
+#include "trireme/base/nf4_format.h"
+
+namespace trireme::kernels {
+
+/// Encodes `values` (n) fp32 to `blocks` (n / 64 rounded up, kNf4Bytes) uint8, both contiguous. A number gets
+/// the nearest value; of two that are equally near, the lower one. Where the last block has fewer than 64
+/// numbers, zeros follow. A block with NaN or an infinity decodes to numbers that are not finite. Throws
+/// LogicError for other sizes or dtypes.
+void nf4_encode(at::Tensor& blocks, const at::Tensor& values);
+/// Decodes `blocks` to `out` (n), in fp32 and rounded to the dtype of `out`, which is fp32, bf16 or fp16.
+void nf4_decode(at::Tensor& out, const at::Tensor& blocks);
+
+/// nf4_encode() and nf4_decode() by operators of ATen, on any device.
+void nf4_encode_by_operators(at::Tensor& blocks, const at::Tensor& values);
+void nf4_decode_by_operators(at::Tensor& out, const at::Tensor& blocks);
+/// Bytes that nf4_decode() of `count` numbers takes on a GPU beside `out`, at most.
+int64_t nf4_decode_scratch(int64_t count);
+
+/// The codes of blocks, (blocks, 32) uint8, and their largest magnitudes, (blocks) fp32; both are views.
+at::Tensor nf4_codes(const at::Tensor& blocks);
+at::Tensor nf4_magnitudes(const at::Tensor& blocks);
+
+}  // namespace trireme::kernels
