@@ -1,4 +1,6 @@
 """Which faults a line can have, and that sources are put back whatever happens."""
+import dataclasses
+import json
 import pathlib
 import subprocess
 import sys
@@ -74,26 +76,119 @@ class Verdict(unittest.TestCase):
             room.builds.side_effect = lambda: seen.append(path.read_text()) or builds()
             room.passes.side_effect = passes
             try:
-                return mutants.verdict(room, fault, 1.0), seen
+                return mutants.verdict(room, fault), seen
             finally:
                 self.assertEqual(path.read_text(), SOURCE)
 
     def test_what_tests_say(self):
-        result, seen = self.run_with(lambda: True, lambda limit: False)
+        result, seen = self.run_with(lambda: True, lambda: False)
         self.assertEqual(result, "noticed")
         self.assertNotEqual(seen, [SOURCE])
-        self.assertEqual(self.run_with(lambda: True, lambda limit: True)[0], "survived")
-        self.assertIsNone(self.run_with(lambda: False, lambda limit: True)[0])
+        self.assertEqual(self.run_with(lambda: True, lambda: True)[0], "survived")
+        self.assertIsNone(self.run_with(lambda: False, lambda: True)[0])
 
     def test_sources_come_back_after_ctrl_c(self):
         def interrupted():
             raise KeyboardInterrupt
         with self.assertRaises(KeyboardInterrupt):
-            self.run_with(interrupted, lambda limit: True)
+            self.run_with(interrupted, lambda: True)
+
+
+# Stands for a program of googletest: FAILS names the test that fails; what ran is written down.
+PROGRAM = """#!/bin/sh
+echo "$GTEST_FILTER $GTEST_SHARD_INDEX/$GTEST_TOTAL_SHARDS $*" >>ran
+for word; do
+  case $word in --gtest_output=json:*)
+    echo '{"testsuites": [{"name": "A", "testsuite": [
+      {"name": "quick", "time": "0.01s", "status": "RUN"}, {"name": "slow", "time": "1.5s", "status": "RUN"},
+      {"name": "slower", "time": "3s", "status": "RUN"}, {"name": "off", "time": "0s", "status": "NOTRUN"}]}]}' \
+      >"${word#*json:}" ;;
+  esac
+done
+[ "$GTEST_FILTER" != "$(cat fails 2>/dev/null)" ]
+"""
+
+
+class Parts(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        build = pathlib.Path(folder.name)
+        self.tests = build / "tests"
+        for name in ("bin", "tests"):
+            (build / name).mkdir()
+        (build / "bin" / "test_x").write_text(PROGRAM)
+        (build / "bin" / "test_x").chmod(0o755)
+        self.room = mutants.Room("x", build, 1)
+        self.room.programs = ["test_x"]
+
+    def ran(self):
+        lines = (self.tests / "ran").read_text().splitlines()
+        (self.tests / "ran").unlink()
+        return [line.split()[0] for line in lines]
+
+    def test_quick_tests_run_first_and_slow_ones_share_processes(self):
+        self.assertTrue(self.room.learns_times())
+        self.assertEqual(self.ran(), ["*"])
+        self.assertTrue(self.room.passes())
+        self.assertEqual(self.ran(), ["*-A.slow:A.slower", "A.slow:A.slower"])
+
+    def test_the_first_failure_ends_it_and_comes_first_the_next_time(self):
+        self.assertTrue(self.room.learns_times())
+        (self.tests / "fails").write_text("A.slow:A.slower")
+        self.ran()
+        for _ in range(9):
+            self.assertFalse(self.room.passes())
+        self.ran()
+        self.assertFalse(self.room.passes())
+        self.assertEqual(self.ran(), ["A.slow:A.slower"])
+
+    def test_tests_that_fail_without_a_fault_are_no_measure(self):
+        (self.tests / "fails").write_text("*")
+        self.assertFalse(self.room.learns_times())
+
+    def test_each_process_has_a_part_of_the_quick_tests(self):
+        parts = mutants.in_parts("p", {"A.a": 0.01, "A.b": 0.02}, 2)
+        self.assertEqual([(part.tests, part.share) for part in parts], [("*", (0, 2)), ("*", (1, 2))])
+
+    def test_what_hangs_is_ended(self):
+        (self.room.build / "bin" / "test_x").write_text("#!/bin/sh\nsleep 60\n")
+        self.assertFalse(self.room.first_failure([mutants.Part("test_x", "*", -1.9)], [[]]) is None)
+
+
+class Chosen(unittest.TestCase):
+    def setUp(self):
+        self.faults = mutants.faults_of(pathlib.Path("f.cpp"), SOURCE)
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = pathlib.Path(folder.name)
+
+    def chosen(self, equivalent, **options):
+        (self.folder / "equivalent.json").write_text(json.dumps(equivalent))
+        with mock.patch.object(mutants, "EQUIVALENT", self.folder / "equivalent.json"):
+            return mutants.chosen(self.faults, mock.Mock(**({"again": None, "seed": 1} | options)))
+
+    def test_what_changes_nothing_is_left_out(self):
+        one = self.faults[0]
+        self.assertCountEqual(self.chosen({one.key(): "why"}), self.faults[1:])
+
+    def test_what_survived_is_planted_again_wherever_its_line_is_now(self):
+        record = self.folder / "record.json"
+        moved = dataclasses.replace(self.faults[1], line=99)
+        record.write_text(json.dumps({"faults": [{"fault": self.faults[0].text(), "result": "noticed"},
+                                                 {"fault": moved.text(), "result": "survived"}]}))
+        self.assertEqual(self.chosen({}, again=record), [self.faults[1]])
 
 
 @unittest.skipUnless((ROOT / ".git").exists(), "the sources came without their repository")
 class CommandLine(unittest.TestCase):
+    def test_what_changes_nothing_is_a_fault_that_a_line_can_have(self):
+        for key, why in json.loads(mutants.EQUIVALENT.read_text()).items():
+            path = pathlib.Path(key.split(":")[0])
+            same = [fault for fault in mutants.faults_of(path, (ROOT / path).read_text()) if fault.key() == key]
+            self.assertEqual(len(same), 1, key)
+            self.assertTrue(why)
+
     def test_an_unknown_room_is_refused(self):
         done = subprocess.run([sys.executable, str(ROOT / "tools" / "mutants.py"), "nowhere"], capture_output=True,
                               text=True, check=False)
