@@ -49,10 +49,10 @@ TURNED = {"&&": "||", "||": "&&", "std::min": "std::max", "std::max": "std::min"
 SKIPPED = re.compile(r'^\s*(//|///|#|\*|using |namespace |template|static_assert|case |default:|struct |class |enum |[})])|"|throw |<<|operator|->\s*\w+ \{$')
 COMPARISON = re.compile(r" (<|<=|>|>=|==|!=) ")
 NUMBER = re.compile(r"(?<![\w.])(\d+)(?![\w.'])")
-TERM = re.compile(r" [+] [\w.()\[\]:]+(?=[;,)\s])")
+TERM = re.compile(r" [+] [\w.:]+(?:\([\w.,: ]*\)|\[[\w.: ]*\])*(?=[;,)\]]| [-+<>=!&|])")
 CALL = re.compile(r"^\s+[\w.:>\-\[\]*]+\([^;{}]*\);$")
 # An assignment or a call: what is declared cannot change places with what uses it.
-STATEMENT = re.compile(r"^(\s+)[\w.>\-\[\]*]+(\(| [+*/-]?= )[^{}]*;$")
+STATEMENT = re.compile(r"^(\s+)([\w.>\-\[\]*]+)(\(| [+*/-]?= )([^{}]*;)$")
 LINE = re.compile(r":\d+: ")
 NAME = re.compile(r"[A-Za-z_]\w*")
 
@@ -93,18 +93,32 @@ def faults_of_line(line: str) -> Iterator[tuple[str, str]]:
         yield "dropped term", replaced(line, *found.span(), "")
     for word, other in TURNED.items():
         pattern = rf"\b{word}\b" if word[0].isalpha() else re.escape(word)
-        for found in re.finditer(pattern, line):
-            yield "turned round", replaced(line, *found.span(), other)
-    if CALL.match(line) and " = " not in line and not line.lstrip().startswith("return"):
+        found = list(re.finditer(pattern, line))
+        if word in ("&&", "||") and len(found) > 1:  # && beside || is a warning
+            yield "turned round", re.sub(pattern, other, line)
+            continue
+        for one in found:
+            yield "turned round", replaced(line, *one.span(), other)
+    if CALL.match(line) and " = " not in line and not line.lstrip().startswith("return") and line.count("(") == line.count(")"):
         yield "dropped call", ""
+
+
+def independent(first: re.Match[str], second: re.Match[str]) -> bool:
+    """Two assignments of which neither has what the other changes, or which add to one thing."""
+    if "(" in (first.group(3), second.group(3)):
+        return False
+    if first.group(2) == second.group(2):
+        return first.group(3) == second.group(3) == " += "
+    return first.group(2) not in second.group(4) and second.group(2) not in first.group(4)
 
 
 def may_change_places(line: str, following: str) -> bool:
     """Two statements of which it may matter which is first: they name a thing in common."""
     first, second = STATEMENT.match(line), STATEMENT.match(following)
-    if not first or not second or first.group(1) != second.group(1):
+    if not first or not second or first.group(1) != second.group(1) or independent(first, second):
         return False
-    if any(SKIPPED.search(one) or one.lstrip().startswith("return") for one in (line, following)):
+    if any(SKIPPED.search(one) or one.lstrip().startswith("return") or one.count("(") != one.count(")")
+           for one in (line, following)):
         return False
     return bool(set(NAME.findall(line)) & set(NAME.findall(following)))
 

@@ -45,6 +45,21 @@ class Faults(unittest.TestCase):
                                                   ("  return std::max(a, b - 1);",),
                                                   ("  return std::min(a, b + 1);",)})
 
+    def test_a_term_is_dropped_with_its_brackets(self):
+        self.assertEqual(list(mutants.faults_of_line("  x = a + size(b) + c[d];")),
+                         [("dropped term", "  x = a + c[d];"), ("dropped term", "  x = a + size(b);")])
+        self.assertEqual(list(mutants.faults_of_line("  x = f(a + b * c);")), [])
+
+    def test_all_and_of_a_line_are_turned_round(self):
+        self.assertEqual(list(mutants.faults_of_line("  return a && b && c;")), [("turned round", "  return a || b || c;")])
+
+    def test_what_needs_no_order_keeps_it(self):
+        self.assertFalse(mutants.may_change_places("  a.x = b;", "  a.y = b;"))
+        self.assertFalse(mutants.may_change_places("  a += b;", "  a += c;"))
+        self.assertTrue(mutants.may_change_places("  a.x = b;", "  a.y = a.x;"))
+        self.assertTrue(mutants.may_change_places("  a = b;", "  note(a);"))
+        self.assertFalse(mutants.may_change_places("  a = b;", "  note(a),  b);"), "the end of a longer statement")
+
     def test_calls_and_order(self):
         self.assertEqual(faults("dropped call"), {()})
         self.assertEqual(faults("swapped order"), {("  total = total * 2;", "  total = total + a;")})
