@@ -109,7 +109,8 @@ def independent(first: re.Match[str], second: re.Match[str]) -> bool:
         return False
     if first.group(2) == second.group(2):
         return first.group(3) == second.group(3) == " += "
-    return first.group(2) not in second.group(4) and second.group(2) not in first.group(4)
+    return not any(re.search(rf"(?<![\w.>]){re.escape(one.group(2))}\b", other.group(4))
+                   for one, other in ((first, second), (second, first)))
 
 
 def may_change_places(line: str, following: str) -> bool:

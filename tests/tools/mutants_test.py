@@ -56,6 +56,7 @@ class Faults(unittest.TestCase):
     def test_what_needs_no_order_keeps_it(self):
         self.assertFalse(mutants.may_change_places("  a.x = b;", "  a.y = b;"))
         self.assertFalse(mutants.may_change_places("  a += b;", "  a += c;"))
+        self.assertFalse(mutants.may_change_places("  a += other.a;", "  more_a += other.more_a;"))
         self.assertTrue(mutants.may_change_places("  a.x = b;", "  a.y = a.x;"))
         self.assertTrue(mutants.may_change_places("  a = b;", "  note(a);"))
         self.assertFalse(mutants.may_change_places("  a = b;", "  note(a),  b);"), "the end of a longer statement")
