@@ -103,14 +103,21 @@ def faults_of_line(line: str) -> Iterator[tuple[str, str]]:
         yield "dropped call", ""
 
 
+def changes(statement: re.Match[str]) -> str:
+    """What it assigns to, or the object whose member it calls; empty for another call, which may change anything."""
+    name = statement.group(2)
+    return re.sub(r"^\w+$|(\.|->)\w+$", "", name) if statement.group(3) == "(" else name
+
+
 def independent(first: re.Match[str], second: re.Match[str]) -> bool:
-    """Two assignments of which neither has what the other changes, or which add to one thing."""
-    if "(" in (first.group(3), second.group(3)):
+    """Two statements of which neither names what the other changes, or which add to one thing."""
+    one, other = changes(first), changes(second)
+    if not one or not other:
         return False
-    if first.group(2) == second.group(2):
+    if one == other:
         return first.group(3) == second.group(3) == " += "
-    return not any(re.search(rf"(?<![\w.>]){re.escape(one.group(2))}\b", other.group(4))
-                   for one, other in ((first, second), (second, first)))
+    return not any(re.search(rf"(?<![\w.>]){re.escape(name)}\b", line.group())
+                   for name, line in ((one, second), (other, first)))
 
 
 def may_change_places(line: str, following: str) -> bool:
