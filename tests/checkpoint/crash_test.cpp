@@ -1,15 +1,18 @@
 // A save, its commit and the removal of the checkpoint before, ended or failed at every system call that they
 // make. Whatever is left, a checkpoint that is whole is found, and the next run can save again.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstring>
 #include <functional>
 
 #include "tests/checkpoint/faults.h"
 #include "tests/checkpoint/saved.h"
 #include "trireme/base/error.h"
+#include "trireme/checkpoint/tensor_file.h"
 
 namespace trireme::checkpoint::testing {
 namespace {
@@ -188,6 +191,48 @@ TEST(Crash, ShortWritesAreContinued) {
     });
     ASSERT_EQ(code, kCommitted);
     ASSERT_EQ(loadable_step(place), 2);
+  }
+}
+
+/// Nothing but zeros, of any size.
+class Zeros : public Source {
+ public:
+  Zeros() : Source("zeros") { tensors_ = {{"a", {"F32", {300}}}}; }
+  const std::map<std::string, std::string>& metadata() const override { return none_; }
+  void read(const std::string&, const plan::Region& region, void* out) const override {
+    std::memset(out, 0, static_cast<size_t>(region.numel()) * sizeof(float));
+  }
+
+ private:
+  std::map<std::string, std::string> none_;
+};
+
+/// A disk that is too full says so before minutes were spent on writing.
+TEST(Crash, RoomIsReservedBeforeTheFirstByteOfALargeFile) {
+  const Scratch scratch;
+  const Folder folder(scratch.path(""));
+  const std::pair<std::string, std::function<void()>> writers[] = {
+      {"shard-00000.safetensors", [&] { write_rank(folder, kTwo, 0, 1, 1); }},
+      {"model.safetensors", [&] {
+         const Zeros source;
+         write_tensor_file(folder, "model.safetensors", source, {whole_entry(source, "a")}, {});
+       }}};
+  for (const auto& [name, write] : writers) {
+    plan_fault({.fault = Fault::kReserve, .error = ENOSPC});
+    EXPECT_THAT(message_of<EnvironmentError>(write), ::testing::HasSubstr("cannot reserve")) << name;
+    end_faults();
+    EXPECT_EQ(std::filesystem::file_size(scratch.path(name)), 0) << name;
+  }
+}
+
+TEST(Crash, FileSystemsThatReserveNothingAreWrittenTo) {
+  for (const int error : {EOPNOTSUPP, ENOSYS, EINTR}) {
+    const CrashPlace place;
+    place.begin();
+    plan_fault({.fault = Fault::kReserve, .error = error});
+    EXPECT_EQ(place.continue_run(), kCommitted) << error;
+    end_faults();
+    EXPECT_EQ(loadable_step(place), 2) << error;
   }
 }
 

@@ -126,6 +126,10 @@ ssize_t pwrite(int fd, const void* data, size_t size, off_t offset) {
 
 int fallocate(int fd, int mode, off_t offset, off_t size) {
   if (state().begins()) return -1;
+  if (state().counts && state().plan.fault == Fault::kReserve) {
+    errno = state().plan.error;
+    return -1;
+  }
   if (state().counts) state().dirty[path_of(fd)] = true;
   return real<int(int, int, off_t, off_t)>("fallocate")(fd, mode, offset, size);
 }

@@ -13,12 +13,12 @@ enum class Unsynced {
   kUndone,   ///< neither; zeros where bytes were
 };
 
-enum class Fault { kNone, kKill, kError, kShortWrite };
+enum class Fault { kNone, kKill, kError, kShortWrite, kReserve };
 
 struct FaultPlan {
   Fault fault = Fault::kNone;
-  int64_t at = 0;  ///< number of the call, from 1
-  int error = 0;   ///< errno for kError
+  int64_t at = 0;  ///< number of the call, from 1; of kReserve, every fallocate fails
+  int error = 0;   ///< errno for kError and kReserve
   Unsynced unsynced = Unsynced::kKept;
 };
 

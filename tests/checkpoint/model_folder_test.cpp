@@ -196,6 +196,41 @@ TEST(ModelFolder, FilesAreNoLargerThanAskedFor) {
   EXPECT_EQ(index["weight_map"]["c"], "model-00002-of-00002.safetensors");
 }
 
+/// A file ends where the next tensor would make it too large, and not before.
+TEST(ModelFolder, FilesAreFilledAsFarAsTheyMayBe) {
+  const std::vector<std::string> names = {"a", "b", "c", "d", "e"};
+  const std::map<std::string, int64_t> rows = {{"a", 3}, {"b", 1}, {"c", 7}, {"d", 2}, {"e", 2}};
+  std::map<std::string, SourceTensor> infos;
+  for (const auto& [name, count] : rows) infos[name] = {"F32", {count}};
+  const Numbers source(infos);
+  for (int64_t most = 1; most <= 4 * 16; ++most) {
+    const Fixture fixture;
+    write_model_files(Folder(fixture.path), source, names, {.max_file_bytes = most});
+    EXPECT_TRUE(compare(*open_source(fixture.path), source).empty()) << most;
+    const std::string index = fixture.path + "/model.safetensors.index.json";
+    const Json map = fs::exists(index) ? Json::parse(InputFile(index).text(1 << 20))["weight_map"] : Json();
+    int64_t bytes = 4 * rows.at("a");
+    for (size_t i = 1; i < names.size(); ++i) {
+      const bool fits = bytes + 4 * rows.at(names[i]) <= most;
+      bytes = (fits ? bytes : 0) + 4 * rows.at(names[i]);
+      EXPECT_EQ(map.is_null() || map[names[i]] == map[names[i - 1]], fits) << names[i] << ", " << most;
+    }
+  }
+}
+
+TEST(ModelFolder, CarriedFilesHaveTheSameBytes) {
+  constexpr int64_t kMebibyte = 1 << 20;
+  for (const int64_t size :
+       {int64_t{0}, int64_t{1}, kMebibyte - 1, kMebibyte, kMebibyte + 1, 3 * kMebibyte + 5}) {
+    const Fixture fixture;
+    std::string bytes(static_cast<size_t>(size), '\0');
+    for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<char>(i % 251);
+    fixture.scratch.write("tokenizer.json", bytes);
+    carry_file(fixture.scratch.path(""), "tokenizer.json", Folder(fixture.path));
+    EXPECT_EQ(trireme::testing::slurp(fixture.path + "/tokenizer.json"), bytes) << size;
+  }
+}
+
 TEST(NewFolder, IsThereWholeOrNotAtAll) {
   const Scratch scratch;
   const std::string path = scratch.path("out");

@@ -1,8 +1,10 @@
 // The config written out: YAML that reads back, JSON schema, help text.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "trireme/base/env.h"
 #include "trireme/base/hash.h"
@@ -192,6 +194,23 @@ TEST(ConfigHelp, HasOneAlignedLineAKey) {
     EXPECT_EQ(lines[i].find(all[i].help, all[i].key.size()), column) << lines[i];
     for (const std::string& choice : all[i].choices)
       EXPECT_NE(lines[i].find(choice), std::string::npos) << lines[i];
+  }
+}
+
+/// Keys that say which others count come before them: of models, those of their family's.
+TEST(ConfigHelp, KeysOfASectionStandTogetherAndThoseThatChooseOthersComeFirst) {
+  Config table;
+  std::vector<std::string> sections, model;
+  for (const Field& field : fields(table)) {
+    const std::string section = split(field.key, '.').front();
+    if (sections.empty() || sections.back() != section) sections.push_back(section);
+    if (section == "model") model.push_back(field.key);
+  }
+  EXPECT_EQ(std::set<std::string>(sections.begin(), sections.end()).size(), sections.size());
+  const auto place = [&](const char* key) { return std::ranges::find(model, key) - model.begin(); };
+  for (const char* later : {"model.depth", "model.image_size", "model.channels_last"}) {
+    EXPECT_LT(place("model.preset"), place(later)) << later;
+    EXPECT_LT(place("model.family"), place(later)) << later;
   }
 }
 

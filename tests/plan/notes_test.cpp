@@ -26,6 +26,8 @@ TEST(Notes, NameABatchThatAnotherKeyOverrules) {
   config.train.global_batch = 12;
   ASSERT_EQ(notes(config, Device::kCpu).size(), 1u);
   EXPECT_EQ(notes(config, Device::kCpu)[0], "train.global_batch=12 has no effect with train.rank_batch=8");
+  config.train.rank_batch = 0;
+  EXPECT_TRUE(notes(config, Device::kCpu).empty()) << "it overrules nothing";
 }
 
 TEST(Notes, NameEachKeyThatHasNoEffect) {

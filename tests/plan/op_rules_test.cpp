@@ -301,6 +301,19 @@ TEST(OpRules, EveryOperationHasACase) {
   EXPECT_EQ(found.size(), kNames<Op>.size());
 }
 
+TEST(OpRules, MapsHaveAFactorForEachDimensionOfEachOperandAndResult) {
+  for (const OpCase& one : cases()) {
+    const FactorMap map = factor_map(one.op, one.types, one.attributes);
+    ASSERT_EQ(map.inputs.size(), one.types.size()) << text_of(one);
+    ASSERT_EQ(map.outputs.size(), map.results.size()) << text_of(one);
+    for (size_t i = 0; i < one.types.size(); ++i)
+      EXPECT_EQ(map.inputs[i].size(), one.types[i].shape.size()) << text_of(one) << ", operand " << i;
+    for (size_t i = 0; i < map.results.size(); ++i)
+      EXPECT_EQ(map.outputs[i].size(), map.results[i].shape.size()) << text_of(one) << ", result " << i;
+    EXPECT_EQ(record_of(one.op).in_place, map.results.empty()) << text_of(one);
+  }
+}
+
 TEST(OpRules, PartsTogetherAreWhatOneRankComputes) {
   for (const OpCase& one : cases()) {
     const Trial trial(one);
