@@ -20,9 +20,9 @@ from __future__ import annotations
 import argparse
 import contextlib
 import datetime
+import hashlib
 import json
 import os
-import random
 import re
 import resource
 import shlex
@@ -151,9 +151,10 @@ def with_fault(text: str, fault: Fault) -> str:
 
 
 def drawn(faults: list[Fault], seed: int) -> list[Fault]:
-    """All of them in an order of the seed, in which kinds take turns: most lines can only be off by one."""
+    """All of them in an order of the seed, in which kinds take turns: most lines can only be off by one. A change of the
+    sources adds and removes faults, and leaves the order of the others."""
     by_kind: dict[str, list[Fault]] = {}
-    for fault in random.Random(seed).sample(faults, len(faults)):
+    for fault in sorted(faults, key=lambda fault: hashlib.sha256(f"{seed} {fault.key()}".encode()).digest(), reverse=True):
         by_kind.setdefault(fault.kind, []).append(fault)
     order = []
     while any(by_kind.values()):

@@ -82,6 +82,13 @@ class Faults(unittest.TestCase):
         self.assertEqual(order, mutants.drawn(all_faults, 3))
         self.assertEqual(sorted(map(mutants.Fault.text, order)), sorted(map(mutants.Fault.text, all_faults)))
         self.assertEqual(len({fault.kind for fault in order[:6]}), 6)
+        self.assertNotEqual(order, mutants.drawn(all_faults, 4))
+
+    def test_a_change_of_the_sources_leaves_the_order_of_other_faults(self):
+        less = mutants.faults_of(pathlib.Path("f.cpp"), "\n" + SOURCE.replace("  note(a);\n", ""))
+        order = [fault.key() for fault in mutants.drawn(less, 3) if fault.kind == "off by one"]
+        before = mutants.drawn(mutants.faults_of(pathlib.Path("f.cpp"), SOURCE), 3)
+        self.assertEqual(order, [fault.key() for fault in before if fault.kind == "off by one"])
 
 
 class Verdict(unittest.TestCase):
