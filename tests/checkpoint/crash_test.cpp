@@ -194,6 +194,46 @@ TEST(Crash, ShortWritesAreContinued) {
   }
 }
 
+/// Steps 1 to 3, of which the run under test goes back to the first.
+int go_back(const CrashPlace& place) {
+  Store store(place.folder());
+  store.go_back_to("step-00000001");
+  return kCommitted;
+}
+
+void begin_three(const CrashPlace& place) {
+  place.begin();
+  Store store(place.folder());
+  for (const int64_t step : {2, 3}) save(store, kTwo, step);
+}
+
+/// What is set aside stays so, whenever the power goes.
+TEST(Crash, GoingBackIsBegunOrNotAtEverySystemCallAndNeverUndone) {
+  const CrashPlace place;
+  begin_three(place);
+  plan_fault({});
+  ASSERT_EQ(go_back(place), kCommitted);
+  const int64_t calls = end_faults();
+  for (const Unsynced unsynced : {Unsynced::kKept, Unsynced::kEmptied, Unsynced::kUndone}) {
+    bool has_begun = false;
+    for (int64_t at = 1; at <= calls; ++at) {
+      begin_three(place);
+      const int code = in_child([&] {
+        plan_fault({.fault = Fault::kKill, .at = at, .unsynced = unsynced});
+        return go_back(place);
+      });
+      ASSERT_EQ(code, kKilled) << at;
+      const int64_t step = loadable_step(place);
+      ASSERT_TRUE(step == 1 || (step == 3 && !has_begun)) << "call " << at << ": " << step;
+      has_begun = step == 1;
+      const Store next(place.folder());
+      EXPECT_EQ(loadable_step(place), step) << "call " << at;
+      EXPECT_FALSE(next.folder().has("ROLLBACK")) << "call " << at;
+    }
+    EXPECT_TRUE(has_begun);
+  }
+}
+
 /// Nothing but zeros, of any size.
 class Zeros : public Source {
  public:

@@ -218,6 +218,23 @@ TEST(ModelFolder, FilesAreFilledAsFarAsTheyMayBe) {
   }
 }
 
+TEST(Convert, WritesTheTensorsThatWereSelectedToOneFile) {
+  const Fixture fixture;
+  const Numbers source({{"a", {"F32", {3, 4}}}, {"b", {"F32", {5}}}, {"c", {"F32", {2, 2}}}});
+  const std::string path = fixture.path + "/model.safetensors";
+  Conversion how;
+  how.select = [](const std::string& name) { return name != "b"; };
+  convert_to_file(source, path, how);
+  const Numbers chosen({{"a", {"F32", {3, 4}}}, {"c", {"F32", {2, 2}}}});
+  EXPECT_TRUE(compare(*open_source(fixture.path), chosen).empty());
+  EXPECT_TRUE(says(message_of<EnvironmentError>([&] { convert_to_file(source, path, how); }), "--force"));
+  how.select = nullptr;
+  how.replaces = true;
+  convert_to_file(source, path, how);
+  EXPECT_TRUE(compare(*open_source(fixture.path), source).empty());
+  EXPECT_EQ(Folder(fixture.path).names(), std::vector<std::string>{"model.safetensors"});
+}
+
 TEST(ModelFolder, CarriedFilesHaveTheSameBytes) {
   constexpr int64_t kMebibyte = 1 << 20;
   for (const int64_t size :

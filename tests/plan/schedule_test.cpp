@@ -311,6 +311,7 @@ Schedule csv(const char* text) {
 TEST(Simulate, NamesTheFirstPassThatIsWrong) {
   expect_unrunnable(csv("0F0,0B0\n1F0,1F0,1B0"), {}, "rank 1 runs 1F0 twice");
   expect_unrunnable(csv("0F0,0B0\n1F0,1B0,1W0"), {}, "rank 1 runs 1W0 twice");
+  expect_unrunnable(csv("0F0,0B0\n1F0,1I0,1I0,1W0"), {}, "rank 1 runs 1I0 twice");
   expect_unrunnable(csv("0F0,0B0\n1F0"), {}, "rank 1 never runs 1I0");
   expect_unrunnable(csv("0F0,0B0\n,"), {}, "rank 1 has no stage");
   expect_unrunnable(csv("0F0,0F1,0B0\n1F0,1F1,1B0,1B1"), {}, "rank 0 never runs 0I1");

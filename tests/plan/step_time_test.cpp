@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <limits>
 #include <numeric>
 
 #include "trireme/base/env.h"
@@ -328,6 +329,67 @@ TEST(UnitWork, HasTheFlopsOfTheModelsFacts) {
                 1e-6 * flops / kFlops)
         << preset;
   }
+}
+
+/// Seconds of the causes of a step where one rate of memory is a byte a second and all others take no time.
+double bytes_moved(const Config& config, Device device, double MemoryRates::*rate,
+                   const std::vector<TimeCause>& causes) {
+  constexpr double kNoTime = std::numeric_limits<double>::infinity();
+  Rates rates = usual_rates(device);
+  for (auto& [dtype, memory] : rates.memory) {
+    memory = {kNoTime, kNoTime, kNoTime, kNoTime, kNoTime, kNoTime, kNoTime, kNoTime};
+    memory.*rate = 1.0;
+  }
+  const RankSeconds rank = step_time(config, 1, device, rates).ranks[0];
+  double sum = 0.0;
+  for (const TimeCause cause : causes) sum += rank[cause];
+  return sum;
+}
+
+/// Features that a token's operations read and write, counted by hand from the layers of a block.
+TEST(UnitWork, MovesTheBytesOfItsOperations) {
+  for (const bool llama : {false, true}) {
+    const Config config = timed_config({fmt::format("model.preset={}", llama ? "llama-tiny" : "gpt-tiny")});
+    const ModelConfig model = complete(config.model, config.data.seq_len);
+    const auto layers = static_cast<double>(model.n_layers), d = static_cast<double>(model.d_model),
+               f = static_cast<double>(model.d_ff), words = static_cast<double>(model.vocab_size),
+               keys = static_cast<double>(model.n_kv_heads * head_dim(model)), tables = llama ? 1.0 : 2.0;
+    const auto tokens = static_cast<double>(config.train.global_batch * config.data.seq_len);
+    const auto expect = [&](double MemoryRates::*rate, TimeCause cause, double features, const char* what) {
+      EXPECT_NEAR(bytes_moved(config, Device::kCpu, rate, {cause}) / (4.0 * tokens), features,
+                  1e-6 * features)
+          << what << ", " << model.n_layers << " layers, llama " << llama;
+    };
+    const auto memory = TimeCause::kMemory;
+    expect(&MemoryRates::norm, memory, layers * 6.0 * d + 2.0 * d, "norms");
+    expect(&MemoryRates::norm_backward, memory, (2.0 * layers + 1.0) * 4.0 * d, "gradients of norms");
+    expect(&MemoryRates::activation, memory, layers * (llama ? 3.0 : 2.0) * f, "activations");
+    expect(&MemoryRates::activation_backward, memory, layers * (llama ? 5.0 : 3.0) * f, "their gradients");
+    const double rotations = 2.0 * 2.0 * (d + keys), biases = 3.0 * d + d + f + d;
+    expect(&MemoryRates::add, memory, layers * (llama ? rotations : biases) + 3.0 * tables * d, "sums");
+    expect(&MemoryRates::add, TimeCause::kLoss, 2.0 * words, "the gradient of logits");
+    expect(&MemoryRates::loss, TimeCause::kLoss, 2.0 * words, "logits");
+  }
+}
+
+/// Each operand is read and written as one byte twice: the input before the product, and the gradient of the
+/// output before those of backward. Queries, keys and values are one product, and so are a gate and what it
+/// opens for.
+TEST(UnitWork, InFp8CastsTheOperandsOfItsProducts) {
+  const std::vector<std::string> plain = {"model.preset=llama-tiny", "precision.compute=bf16"};
+  std::vector<std::string> in_fp8 = plain;
+  in_fp8.push_back("precision.fp8=tensorwise");
+  const Config config = timed_config(in_fp8);
+  const ModelConfig model = complete(config.model, config.data.seq_len);
+  const auto d = static_cast<double>(model.d_model), f = static_cast<double>(model.d_ff),
+             keys = static_cast<double>(model.n_kv_heads * head_dim(model));
+  const auto added = [&](const Config& one) {
+    return bytes_moved(one, Device::kCuda, &MemoryRates::add, {TimeCause::kMemory});
+  };
+  const double inputs = d + d + d + f, outputs = d + 2.0 * keys + d + 2.0 * f + d;
+  const auto tokens = static_cast<double>(config.train.global_batch * config.data.seq_len);
+  const double wanted = static_cast<double>(model.n_layers) * (inputs + outputs) * (2.0 + 2.0) * tokens;
+  EXPECT_NEAR(added(config) - added(timed_config(plain)), wanted, 1e-6 * wanted);
 }
 
 }  // namespace
