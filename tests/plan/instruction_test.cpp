@@ -214,6 +214,7 @@ TEST(Instruction, LinesThatCannotBeReadAreNamed) {
       {"t1 = cat t0 t0 t0 t0 t0 t0 t0", "more than 6 operands"},
       {"t1 = relu t0 dim=1", "'relu' has no attribute 'dim'"},
       {"t1 = softmax t0 dims=1", "'softmax' has no attribute 'dims'; it has dim"},
+      {"t1 = full other=1", "'full' has no attribute 'other'; it has dtype, value, shape"},
       {"t1 = softmax t0 =1", "has no attribute ''"},
       {"t1 = softmax t0 dim=1 dim=2", "dim is given twice"},
       {"t1 = softmax t0 dim=one", "dim=one is no whole number"},

@@ -84,6 +84,22 @@ TEST(VisionModel, HasAUnitForTheStemEachBlockAndTheHead) {
   }
 }
 
+/// Who deals in layers and widths alone takes it for a model whose head is its own and reads one row.
+TEST(VisionModel, HasTheSizesOfAModelOfLayers) {
+  for (const VisionPreset& preset : vision_presets()) {
+    ModelConfig model;
+    model.family = preset.model.family;
+    model.vision = preset.model;
+    const ModelConfig whole = complete_vision(model);
+    const VisionFacts facts = describe(preset.model);
+    EXPECT_EQ(whole.n_layers + 2, std::ssize(facts.units)) << preset.name;
+    EXPECT_EQ(whole.vocab_size * (whole.d_model + 1), facts.units.back().numel()) << preset.name;
+    EXPECT_FALSE(whole.tie_embeddings) << preset.name;
+    EXPECT_EQ(whole.max_seq_len, 1) << preset.name;
+    EXPECT_EQ(whole.n_heads, whole.n_kv_heads) << preset.name;
+  }
+}
+
 TEST(VisionModel, DecaysNeitherNormsNorBiases) {
   for (const VisionPreset& preset : vision_presets()) {
     for (const auto& [name, param] : params_of(describe(preset.model)))
