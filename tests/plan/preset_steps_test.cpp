@@ -68,6 +68,30 @@ TEST(PresetSteps, HoldWhatTheirBuffersHold) {
   });
 }
 
+/// A rank's sum of gradients is there from where it is first made to where the next step first uses what it
+/// updated.
+TEST(PresetSteps, SumsThatComeAndGoBeginWithTheirReduction) {
+  int64_t seen = 0;
+  for_all_presets(3, [&](const std::string& label, const Step& step) {
+    const std::vector<Action>& actions = step.program.actions;
+    const bool by_buckets = step.setting.use_from == UseFrom::kBuckets;
+    for (const Buffer& buffer : step.program.buffers) {
+      if (buffer.role != Role::kReduced || buffer.is_kept()) continue;
+      ++seen;
+      const auto first = [&](ActionKind kind, int64_t unit) {
+        int64_t at = 0;
+        while (actions[static_cast<size_t>(at)].kind != kind || actions[static_cast<size_t>(at)].unit != unit)
+          ++at;
+        return at;
+      };
+      ASSERT_EQ(buffer.from, first(ActionKind::kReduce, buffer.unit)) << label;
+      ASSERT_EQ(buffer.to, first(ActionKind::kForward, by_buckets ? Action::kWholeModel : buffer.unit))
+          << label;
+    }
+  });
+  EXPECT_GT(seen, 100);
+}
+
 /// What rings send for a step of one micro-batch, from the sizes of units alone.
 int64_t expected_bytes(const Step& step) {
   const EngineSetting& setting = step.setting;

@@ -170,8 +170,11 @@ TEST(VisionModel, KeepsTurnedWeightsAndNoInputOfAPoolOnAGpu) {
     EXPECT_EQ(describe(model, {.compute = dtype}).units[1].image.saved_on_gpu.of_first_unit,
               element * 64 * 64 * 3 * 3);
     model.channels_last = false;
-    EXPECT_EQ(describe(model, {.compute = dtype}).saved_on_gpu.of_micro_batch, 0.0);
-    EXPECT_EQ(difference(), 0.0);
+    for (const ImageNorm norm : {ImageNorm::kGroup, ImageNorm::kBatch}) {
+      model.norm = norm;
+      EXPECT_EQ(describe(model, {.compute = dtype}).saved_on_gpu.of_micro_batch, 0.0);
+      EXPECT_EQ(difference(), 0.0);
+    }
   }
 }
 
