@@ -1,9 +1,11 @@
 // Folders of others, by hand: what transformers and DCP write is read in tests/nn/hugging_face_test.cpp.
 #include "trireme/checkpoint/model_folder.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <filesystem>
@@ -216,6 +218,45 @@ TEST(ModelFolder, FilesAreFilledAsFarAsTheyMayBe) {
       EXPECT_EQ(map.is_null() || map[names[i]] == map[names[i - 1]], fits) << names[i] << ", " << most;
     }
   }
+}
+
+/// Numbers of which some are larger by as much as is said of them.
+class Moved : public Numbers {
+ public:
+  Moved(const std::map<std::string, SourceTensor>& tensors, std::map<int64_t, float> by)
+      : Numbers(tensors), by_(std::move(by)) {}
+  void read(const std::string& name, const plan::Region& region, void* out) const override {
+    Numbers::read(name, region, out);
+    for (int64_t i = 0; i < region.numel(); ++i) {
+      float& value = static_cast<float*>(out)[i];
+      const auto moved = by_.find(static_cast<int64_t>(value));
+      if (moved != by_.end()) value += moved->second;
+    }
+  }
+
+ private:
+  std::map<int64_t, float> by_;
+};
+
+TEST(Compare, CountsElementsThatDifferAndSaysByHowMuch) {
+  const std::map<std::string, SourceTensor> tensors = {{"a", {"F32", {3, 4}}}};
+  const std::map<int64_t, float> cases[] = {
+      {{0, 0.5F}}, {{11, 2.0F}}, {{0, 3.0F}, {5, -4.0F}, {11, 0.25F}}, {{3, 1.0F}, {4, 1.0F}}};
+  for (const std::map<int64_t, float>& moved : cases) {
+    const std::vector<Difference> found = compare(Numbers(tensors), Moved(tensors, moved));
+    ASSERT_EQ(found.size(), 1u);
+    EXPECT_EQ(found[0].tensor, "a");
+    EXPECT_EQ(found[0].elements, std::ssize(moved));
+    EXPECT_EQ(found[0].what, fmt::format("{} of 12 elements", moved.size()));
+    double largest = 0.0;
+    for (const auto& [place, by] : moved) largest = std::max(largest, std::abs(static_cast<double>(by)));
+    EXPECT_EQ(found[0].largest, largest);
+  }
+  const std::vector<Difference> apart =
+      compare(Numbers({{"a", {"F32", {2}}}, {"b", {"F32", {1}}}}), Numbers({{"a", {"F32", {3}}}}));
+  ASSERT_EQ(apart.size(), 2u);
+  EXPECT_EQ(apart[0].what, "F32 [2] against F32 [3]");
+  EXPECT_EQ(apart[1].what, "only in the first");
 }
 
 TEST(Convert, WritesTheTensorsThatWereSelectedToOneFile) {
