@@ -345,8 +345,9 @@ def main() -> int:
     if not room.programs:
         parser.error(f"{options.build} has no program test_{options.room}; configure it with tests")
     began = time.monotonic()
-    if not room.builds() or not room.learns_times():
-        print(f"the tests of {options.room} fail without any fault", file=sys.stderr)
+    if not (built := room.builds()) or not room.learns_times():
+        what = "fail" if built else "do not build"
+        print(f"the tests of {options.room} {what} without any fault", file=sys.stderr)
         return 3
     faults = [fault for path in sources for fault in faults_of(path, (ROOT / path).read_text())]
     results: list[dict] = []
