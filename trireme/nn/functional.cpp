@@ -37,20 +37,32 @@ class LinearFunction : public Function<LinearFunction> {
     refuse_create_graph("nn.linear");
     const RestoredLinear linear = restore(*context).linears.front();
     const LinearParams params = linear.params();
-    const OutputGradient dy = output_gradient(params, grads[0]);
     variable_list result(1);
-    if (context->needs_input_grad(0)) {
-      result[0] = shaped(input_gradient(params, linear.kept.weight_amax, dy), grads[0]);
+    if (context->needs_input_grad(0) || is_trained(params)) {
+      const OutputGradient dy = output_gradient(params, grads[0]);
+      if (context->needs_input_grad(0))
+        result[0] = shaped(input_gradient(params, linear.kept.weight_amax, dy), grads[0]);
+      const variable_list reported = gradients_of(*context, params, linear.kept, dy);
+      result.insert(result.end(), reported.begin(), reported.end());
+    } else {  // the gradient is of what was added alone
+      result.resize(1 + params.weights.size() + 1);
     }
-    const Factor input = input_factor(params, linear.kept);
-    const variable_list reported = context->saved_data["deferrable"].toBool()
-                                       ? deferrable_parameter_gradients(params, input, dy.factor())
-                                       : add_parameter_gradients(params, input, dy.factor());
-    result.insert(result.end(), reported.begin(), reported.end());
     result.emplace_back();  // in_out
     result.push_back(context->saved_data["adds"].toBool() ? grads[0] : at::Tensor());
     result.resize(result.size() + 5);  // deferrable, fp8, output, keep, joints
     return result;
+  }
+
+ private:
+  static bool is_trained(const LinearParams& params) {
+    return std::ranges::any_of(params.weights, is_reached) || is_reached(params.bias);
+  }
+  static variable_list gradients_of(const AutogradContext& context, const LinearParams& params,
+                                    const LinearKept& kept, const OutputGradient& dy) {
+    const Factor input = input_factor(params, kept);
+    return context.saved_data.at("deferrable").toBool()
+               ? deferrable_parameter_gradients(params, input, dy.factor())
+               : add_parameter_gradients(params, input, dy.factor());
   }
 };
 

@@ -35,50 +35,66 @@ at::Tensor plus(const at::Tensor& sum, const at::Tensor& addend) {
 
 }  // namespace
 
-at::Tensor Linear::low_rank(const at::Tensor& x, const at::Tensor& residual, Output output) const {
-  return adapter_out_->forward(adapter_in_->forward(x) * adapter_.scale, residual, {}, output);
+/// A layer that makes features of all rows has its rows of B, and all of A, which each rank applies to rows
+/// of its own; one that makes sums for a rank's rows the other way round.
+at::Tensor Linear::low_rank(const at::Tensor& x, const at::Tensor& residual, Output output,
+                            const Joints& joints) const {
+  const Joints enters{.before = joints.before, .after = {}}, leaves{.before = {}, .after = joints.after};
+  const at::Tensor thin = adapter_in_->forward(x, {}, {}, Output::kRead, leaves);
+  return adapter_out_->forward(thin * adapter_.scale, residual, {}, output, enters);
 }
 
-/// The squares of |W + s B A| without that matrix: |W|^2 + 2 s (W A^T) B + s^2 B (A A^T) B, row by row.
-at::Tensor Linear::length_ratio() const {
+/// The squares of |W + s B A| without that matrix: |W|^2 + 2 s (W A^T) B + s^2 B (A A^T) B, row by row. Ranks
+/// that have some columns of W and A have terms of each of these sums.
+at::Tensor Linear::length_ratio(const JointPtr& after) const {
   const auto lengths_of = [&](at::Tensor& plain, at::Tensor& adapted) {
     const at::NoGradGuard no_grad;
     const at::Tensor rows = layout_ == WeightLayout::kInOut ? weight.t() : weight;
     const at::Tensor &a = adapter_in_->weight, &b = adapter_out_->weight;
-    plain = at::linalg_vector_norm(rows, 2, {1}, false, at::kFloat);
-    const at::Tensor both = row_products(at::matmul(rows, a.t()), b),
+    const at::Tensor length = at::linalg_vector_norm(rows, 2, {1}, false, at::kFloat),
+                     both = row_products(at::matmul(rows, a.t()), b),
                      thin = row_products(at::matmul(b, at::matmul(a, a.t())), b);
     const double scale = adapter_.scale;
-    adapted = (plain.square() + both * (2.0 * scale) + thin * (scale * scale)).sqrt();
+    const at::Tensor change = both * (2.0 * scale) + thin * (scale * scale);
+    if (!after) {
+      plain = length;
+      adapted = (length.square() + change).sqrt();
+      return;
+    }
+    const at::Tensor sums = after->gather(at::stack({length.square(), change}).unsqueeze(0)).sum(0);
+    plain = sums[0].sqrt();
+    adapted = (sums[0] + sums[1]).sqrt();
   };
   at::Tensor plain, adapted;
   lengths_of(plain, adapted);
   return (magnitude_.to(at::kFloat) + plain) / adapted;
 }
 
-at::Tensor Linear::lengths() const {
-  return magnitude_.defined() && !drops() ? length_ratio() : at::Tensor();
+at::Tensor Linear::lengths(const JointPtr& after) const {
+  return magnitude_.defined() && !drops() ? length_ratio(after) : at::Tensor();
 }
 
 /// With dropout and lengths as PEFT has them: x as it is through the weight, and what changes it with x that
 /// comes through dropout.
-at::Tensor Linear::adapted(const at::Tensor& x, const at::Tensor& residual, Output output) const {
+at::Tensor Linear::adapted(const at::Tensor& x, const at::Tensor& residual, Output output,
+                           const Joints& joints) const {
   if (!has_adapter()) return residual;
   const at::Tensor seen = drops() ? at::dropout(x, adapter_.dropout, true) : x;
-  if (!magnitude_.defined() || !drops()) return low_rank(seen, residual, output);
-  const at::Tensor ratio = length_ratio();
-  const at::Tensor product = linear(seen, weight, {}, layout_);
-  return plus(times_rows(product, ratio - 1.0) + times_rows(low_rank(seen, {}, Output::kRead), ratio),
+  if (!magnitude_.defined() || !drops()) return low_rank(seen, residual, output, joints);
+  const at::Tensor ratio = length_ratio(joints.after);
+  const at::Tensor product = linear(seen, weight, {}, layout_, {}, {}, Output::kRead, joints);
+  return plus(times_rows(product, ratio - 1.0) + times_rows(low_rank(seen, {}, Output::kRead, joints), ratio),
               residual);
 }
 
 at::Tensor Linear::forward(const at::Tensor& x, const at::Tensor& residual,
                            const std::optional<Fp8Recipe>& fp8, Output output, const Joints& joints) const {
-  const at::Tensor ratio = lengths();
+  const at::Tensor ratio = lengths(joints.after);
   if (!ratio.defined())
-    return linear(x, weight, bias, layout_, adapted(x, residual, output), fp8, output, joints);
+    return linear(x, weight, bias, layout_, adapted(x, residual, output, joints), fp8, output, joints);
   // The gradient of lengths reads the product, which is made again where blocks are.
-  const at::Tensor sum = linear(x, weight, {}, layout_, adapted(x), fp8, Output::kRead, joints);
+  const at::Tensor sum =
+      linear(x, weight, {}, layout_, adapted(x, {}, Output::kRead, joints), fp8, Output::kRead, joints);
   return plus(plus(times_rows(sum, ratio), bias), residual);
 }
 
@@ -113,7 +129,10 @@ at::Tensor linear_group(const at::Tensor& x, const std::vector<const Linear*>& l
   for (const Linear* layer : layers) {
     std::vector<int64_t> shape = x.sizes().vec();
     shape.back() = layer->weight.size(0);
-    added.push_back(layer->has_adapter() ? layer->adapted(x) : at::zeros(shape, x.options()));
+    if (before) shape[shape.size() - 2] *= before->size();
+    added.push_back(layer->has_adapter()
+                        ? layer->adapted(x, {}, Output::kRead, {.before = before, .after = {}})
+                        : at::zeros(shape, x.options()));
   }
   const at::Tensor all = at::cat(added, -1);
   added.clear();  // nothing keeps them for backward

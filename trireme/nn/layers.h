@@ -35,10 +35,11 @@ class Linear : public torch::nn::Module {
   bool has_adapter() const { return adapter_in_ != nullptr; }
   /// x (..., in) -> what is added to the product of x and the weight before lengths() are, (..., out), plus
   /// `residual`; without an adapter `residual`.
-  at::Tensor adapted(const at::Tensor& x, const at::Tensor& residual = {},
-                     Output output = Output::kRead) const;
+  /// Joints are those of the layer, which its adapter has at its rank, where rows are short.
+  at::Tensor adapted(const at::Tensor& x, const at::Tensor& residual = {}, Output output = Output::kRead,
+                     const Joints& joints = {}) const;
   /// (out) fp32, by which the sum is multiplied; undefined where it is not.
-  at::Tensor lengths() const;
+  at::Tensor lengths(const JointPtr& after = {}) const;
 
   at::Tensor weight;
   at::Tensor bias;  ///< (out); undefined without one
@@ -47,8 +48,9 @@ class Linear : public torch::nn::Module {
   int64_t in_, out_;
   WeightLayout layout_;
   bool drops() const { return adapter_.dropout > 0.0 && is_training(); }
-  at::Tensor low_rank(const at::Tensor& x, const at::Tensor& residual, Output output) const;
-  at::Tensor length_ratio() const;
+  at::Tensor low_rank(const at::Tensor& x, const at::Tensor& residual, Output output,
+                      const Joints& joints) const;
+  at::Tensor length_ratio(const JointPtr& after) const;
 
   std::shared_ptr<Linear> adapter_in_, adapter_out_;
   at::Tensor magnitude_;  ///< (out); undefined without one

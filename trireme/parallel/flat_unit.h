@@ -87,7 +87,7 @@ class FlatUnit {
   at::Tensor whole_frozen() const;
   /// Calls `body` with the names and values, of their shapes and on the device, of parameters that are frozen
   /// for good. Collective for policies that shard parameters.
-  void visit_frozen(const std::function<void(const std::string&, const at::Tensor&)>& body) const;
+  void visit_frozen(const std::function<void(const plan::FlatEntry&, const at::Tensor&)>& body) const;
   /// Whether any of its parameters requires a gradient.
   bool trainable() const;
   /// Whether this rank has no others to reduce with: its gradients are used as they are, and no memory moves.

@@ -208,11 +208,12 @@ at::Tensor FlatUnit::whole_frozen() const {
   return frozen_->gathered(*groups_.shard);
 }
 
-void FlatUnit::visit_frozen(const std::function<void(const std::string&, const at::Tensor&)>& body) const {
+void FlatUnit::visit_frozen(
+    const std::function<void(const plan::FlatEntry&, const at::Tensor&)>& body) const {
   if (!frozen_) return;
   const at::Tensor all = whole_frozen();
   for (const plan::FlatEntry& entry : frozen_->layout().entries())
-    body(entry.name, all.narrow(0, entry.offset, entry.numel).view(entry.shape));
+    body(entry, all.narrow(0, entry.offset, entry.numel).view(entry.shape));
 }
 
 }  // namespace trireme::parallel

@@ -209,9 +209,9 @@ std::string frozen_digest(DataParallel& engine) {
   const at::NoGradGuard no_grad;
   StreamingHash hash;
   for (const auto& unit : engine.units()) {
-    unit->visit_frozen([&](const std::string&, const at::Tensor& values) {
+    unit->visit_frozen([&](const plan::FlatEntry& entry, const at::Tensor& held) {
       beat();
-      const at::Tensor whole = values.to(at::kCPU).contiguous();
+      const at::Tensor whole = engine.joined(entry, held).to(at::kCPU).contiguous();
       hash.update(whole.data_ptr(), whole.nbytes());
     });
   }

@@ -13,6 +13,7 @@
 #include "trireme/base/hash.h"
 #include "trireme/nn/autograd.h"
 #include "trireme/nn/vocabulary_part.h"
+#include "trireme/parallel/box.h"
 #include "trireme/parallel/kept_group.h"
 #include "trireme/parallel/tensor_joint.h"
 #include "trireme/tensor/redistribute.h"
@@ -91,11 +92,7 @@ plan::Part slice_of(const plan::Shape& whole, size_t dim, const comm::Group& gro
 /// Elements of `whole` in memory of their own; `held` is the shape of a part.
 at::Tensor piece_of(const at::Tensor& whole, const plan::Part& part, const plan::Shape& held) {
   if (part.is_whole()) return whole.detach().clone();
-  const plan::Region region = part.region(held, {});
-  at::Tensor piece = whole.detach().view(region.shape_in(part.whole));
-  for (size_t dim = 0; dim < region.start.size(); ++dim)
-    piece = piece.narrow(static_cast<int64_t>(dim), region.start[dim], region.extent[dim]);
-  return piece.reshape(held).clone();
+  return box_of(whole.detach().view(part.whole), part.region(held, {})).reshape(held).clone();
 }
 
 /// (..., T, D) -> (..., T times / over, D), of the rows that a redistribution has made of its rows.

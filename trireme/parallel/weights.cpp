@@ -5,6 +5,7 @@
 #include <string>
 
 #include "trireme/base/hash.h"
+#include "trireme/parallel/box.h"
 #include "trireme/parallel/data_parallel.h"
 
 namespace trireme::parallel {
@@ -61,10 +62,7 @@ at::Tensor DataParallel::joined(const plan::FlatEntry& entry, const at::Tensor& 
   const at::Tensor all = comm::gather_rows(*mesh_.tp, padded);
   at::Tensor whole = at::empty(mine.shape_in(entry.part.whole), held.options());
   for (size_t rank = 0; rank < regions.size(); ++rank) {
-    at::Tensor place = whole;
-    for (int64_t dim = 0; dim < place.dim(); ++dim)
-      place = place.narrow(dim, regions[rank].start[static_cast<size_t>(dim)],
-                           regions[rank].extent[static_cast<size_t>(dim)]);
+    const at::Tensor place = box_of(whole, regions[rank]);
     place.copy_(all[static_cast<int64_t>(rank)].narrow(0, 0, regions[rank].numel()).view(place.sizes()));
   }
   return whole.view(entry.part.whole);
@@ -87,8 +85,8 @@ void DataParallel::load_frozen(const Initializer& values) {
 void DataParallel::visit_frozen(const std::function<void(const std::string&, const at::Tensor&)>& body) {
   const at::NoGradGuard no_grad;
   for (const auto& unit : units_) {
-    unit->visit_frozen([&](const std::string& name, const at::Tensor& values) {
-      body(name, values.to(at::kCPU, at::kFloat, /*non_blocking=*/false, /*copy=*/true));
+    unit->visit_frozen([&](const plan::FlatEntry& entry, const at::Tensor& held) {
+      body(entry.name, joined(entry, held).to(at::kCPU, at::kFloat, /*non_blocking=*/false, /*copy=*/true));
     });
   }
 }

@@ -35,8 +35,11 @@ AdapterParams adapter_of(const std::string& module, const ParamSpec& weight, con
   ParamSpec first{.name = module + kAdapterIn + std::string(kWeight),
                   .shape = {rank, in},
                   .initial = {.deviation = 1.0 / std::sqrt(3.0 * static_cast<double>(in))}};
-  ParamSpec second{.name = module + kAdapterOut + std::string(kWeight), .shape = {out, rank}};
-  return {std::move(first), std::move(second), {.name = module + kMagnitude, .shape = {out}}};
+  ParamSpec second{
+      .name = module + kAdapterOut + std::string(kWeight), .shape = {out, rank}, .packed = weight.packed};
+  return {std::move(first),
+          std::move(second),
+          {.name = module + kMagnitude, .shape = {out}, .packed = weight.packed}};
 }
 
 /// Frozen parameters, and behind them the adapters: all A, then all B, then lengths.
@@ -82,6 +85,13 @@ bool adapts(const AdapterConfig& adapter, std::string_view module) {
 bool is_of_adapter(std::string_view parameter) {
   return is_magnitude(parameter) || parameter.ends_with(std::string(kAdapterIn) + std::string(kWeight)) ||
          parameter.ends_with(std::string(kAdapterOut) + std::string(kWeight));
+}
+
+bool has_adapter(const UnitSpec& unit, const ParamSpec& weight) {
+  const std::string module = module_of(weight);
+  if (module.empty()) return false;
+  const std::string first = module + kAdapterIn + std::string(kWeight);
+  return std::ranges::find(unit.params, first, &ParamSpec::name) != unit.params.end();
 }
 
 double scale_of(const AdapterConfig& adapter) {

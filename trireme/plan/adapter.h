@@ -34,6 +34,8 @@ ModelConfig without_adapters(ModelConfig model);
 bool adapts(const AdapterConfig& adapter, std::string_view module);
 /// Whether the parameter belongs to an adapter.
 bool is_of_adapter(std::string_view parameter);
+/// Whether the layer of this weight has an adapter among the parameters of the unit.
+bool has_adapter(const UnitSpec& unit, const ParamSpec& weight);
 /// Whether it is what DoRA adds to the lengths of rows.
 inline bool is_magnitude(std::string_view parameter) {
   return parameter.ends_with(kMagnitude);

@@ -196,10 +196,6 @@ class Checker {
       throw ConfigError(
           "[plan.config] {} reads the outputs of norms, which {} does not keep; use block or none", kind,
           said("memory.recompute", config_.memory.recompute));
-    if (config_.parallel.tp > 1)
-      throw ConfigError(
-          "[plan.config] {} cannot be cut over the ranks of {}; use data, context or pipeline parallelism",
-          kind, said("parallel.tp", config_.parallel.tp));
     if (config_.parallel.reshard_after_forward.kind == ReshardAfterForward::Kind::kOver)
       throw ConfigError(
           "[plan.config] {} gathers frozen weights from all ranks of a shard, not from those of {}; use "

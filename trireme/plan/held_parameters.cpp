@@ -20,9 +20,10 @@ void set_part(HeldParameter& param, const Part& part) {
   if (differs.in1 == param.whole.end()) return;
   const int64_t dim = differs.in1 - param.whole.begin();
   param.cut = dim;
+  const auto place = static_cast<size_t>(dim);
   const bool packed = !part.view.empty();
-  if (packed) param.packed = part.view[part.view.size() - 2];
-  const int64_t begin = packed ? part.start.back() : part.start[static_cast<size_t>(dim)];
+  if (packed) param.packed = part.view[place];
+  const int64_t begin = part.start[place + (packed ? 1 : 0)];
   param.part = {begin, begin + *differs.in2 / param.packed};
 }
 

@@ -25,7 +25,7 @@ struct ParamSpec {
   bool decays = shape.size() >= 2;       ///< weight decay applies; unless said otherwise, to matrices
   std::optional<BlockLayer> layer = {};  ///< the linear layer of a block that it is a weight of
   Part part = {};                        ///< of a larger parameter of this name
-  int64_t packed = 1;   ///< matrices (or vectors) that lie side by side in its last dimension
+  int64_t packed = 1;   ///< matrices (or vectors) that lie side by side in the dimension of features
   bool frozen = false;  ///< for good: it has no gradient, no master and no optimizer state
   int64_t numel() const;
 };

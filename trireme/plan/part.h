@@ -12,7 +12,7 @@ namespace trireme::plan {
 struct Part {
   Shape whole = {};  ///< the shape of the parameter that this is a box of; empty: there is no larger one
   Shape start = {};  ///< where the box begins in it, or in `view`, one number a dimension
-  /// Where the columns of a parameter are several matrices side by side, and the box has the same columns of
+  /// Where a dimension of a parameter has several matrices side by side, and the box has the same places of
   /// each: the shape of the whole with those matrices as a dimension of their own, and the size of the box in
   /// it. Empty: the box has the dimensions of what is held.
   Shape view = {}, extent = {};

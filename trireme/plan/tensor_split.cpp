@@ -13,11 +13,10 @@
 namespace trireme::plan {
 namespace {
 
-/// The whole parameter with the matrices that lie side by side in its last dimension as a dimension of their
-/// own.
-Shape unpacked(Shape shape, int64_t packed) {
-  shape.back() /= packed;
-  shape.insert(shape.end() - 1, packed);
+/// The parameter with the matrices that lie side by side in dimension `dim` as a dimension of their own.
+Shape unpacked(Shape shape, int64_t packed, size_t dim) {
+  shape[dim] /= packed;
+  shape.insert(shape.begin() + static_cast<std::ptrdiff_t>(dim), packed);
   return shape;
 }
 
@@ -26,6 +25,7 @@ Shape unpacked(Shape shape, int64_t packed) {
 ParamSpec part_of(const ParamSpec& whole, ParamSpec held, const TensorSplit& at, int64_t first_word,
                   bool is_vocabulary) {
   Part& part = held.part;
+  held.initial = whole.initial;  // some depend on the size of the whole
   const auto differs = std::ranges::mismatch(whole.shape, held.shape);
   if (differs.in1 == whole.shape.end()) {
     part.copies = at.ranks;
@@ -35,18 +35,19 @@ ParamSpec part_of(const ParamSpec& whole, ParamSpec held, const TensorSplit& at,
   const auto dim = static_cast<size_t>(differs.in1 - whole.shape.begin());
   part.whole = whole.shape;
   if (whole.packed > 1) {
-    part.view = unpacked(whole.shape, whole.packed);
-    part.extent = unpacked(held.shape, whole.packed);
+    part.view = unpacked(whole.shape, whole.packed, dim);
+    part.extent = unpacked(held.shape, whole.packed, dim);
   }
+  const size_t cut = dim + (part.view.empty() ? 0 : 1);
   part.start = Shape(part.view.empty() ? whole.shape.size() : part.view.size(), 0);
-  int64_t& start = part.view.empty() ? part.start[dim] : part.start.back();
+  int64_t& start = part.start[cut];
   if (is_vocabulary) {
     start = first_word;
     return held;
   }
   part.copies = at.ranks * *differs.in2 / *differs.in1;
   part.copy = at.rank % part.copies;
-  start = at.rank / part.copies * (part.view.empty() ? *differs.in2 : part.extent.back());
+  start = at.rank / part.copies * (part.view.empty() ? *differs.in2 : part.extent[cut]);
   return held;
 }
 

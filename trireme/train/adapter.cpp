@@ -8,6 +8,7 @@
 #include "trireme/base/error_of.h"
 #include "trireme/base/file.h"
 #include "trireme/comm/agree.h"
+#include "trireme/parallel/box.h"
 #include "trireme/parallel/state_reader.h"
 #include "trireme/plan/adapter.h"
 #include "trireme/plan/model_family.h"
@@ -141,7 +142,9 @@ void load_values(parallel::DataParallel& engine, const parallel::StateReader& re
                      [&](const std::string& name, const plan::Region& region, at::Tensor& out) {
                        at::Tensor values = reader.read(plan::kPeftPrefix + name, region).to(at::kFloat);
                        if (const auto base = lengths.find(name); base != lengths.end())
-                         values = values - base->second.narrow(0, region.range.begin, region.numel());
+                         values = values - parallel::box_of(base->second, region)
+                                               .reshape({-1})
+                                               .narrow(0, region.range.begin, region.numel());
                        out.copy_(values);
                      });
 }
