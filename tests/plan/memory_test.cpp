@@ -219,6 +219,9 @@ TEST(RankBytes, AddUpEveryTermOnce) {
                   .baseline = 128,
                   .saved_copy = 256};
   EXPECT_EQ(bytes.peak(), 511);
+  bytes.decoded = 512;
+  EXPECT_EQ(bytes.peak(), 1023);
+  bytes.decoded = 0;
   EXPECT_EQ(bytes.least(), 1 + 2 + 4 + 256) << "more than parameters, optimizer, activations and boundaries";
   bytes.activations = 1024;
   EXPECT_EQ(bytes.least(), 1 + 4 + 1024 + 32);

@@ -67,12 +67,13 @@ std::string spread_head_text(const RunPlan& run, plan::Config config) {
 std::string peak_text(const plan::RankBytes& needed) {
   const bool copies = needed.saved_copy > 0 && needed.pinned_copy == 0;
   return fmt::format(
-      "{} per rank: model state, {}{} gathered or not yet reduced, {} activations, {}{} {}, {} for the "
+      "{} per rank: model state, {}{} gathered or not yet reduced, {} activations, {}{}{} {}, {} for the "
       "process",
       bytes_text(needed.peak()),
       copies ? fmt::format("{} copied for a checkpoint, ", bytes_text(needed.saved_copy)) : "",
       bytes_text(needed.gathered), bytes_text(needed.activations),
       needed.boundaries > 0 ? fmt::format("{} received, ", bytes_text(needed.boundaries)) : "",
+      needed.decoded > 0 ? fmt::format("{} decoded weights, ", bytes_text(needed.decoded)) : "",
       bytes_text(needed.of_a_pass()),
       needed.logits >= needed.recomputed ? "logits" : "of a block that is computed again",
       bytes_text(needed.baseline));
@@ -259,6 +260,7 @@ std::string to_json(const RunPlan& run, const plan::Config& config) {
                  {"activations", bytes.activations}, {"logits", bytes.logits},
                  {"process", bytes.baseline},        {"total", bytes.peak()}};
     if (bytes.recomputed > 0) peak["recomputed"] = bytes.recomputed;
+    if (bytes.decoded > 0) peak["decoded"] = bytes.decoded;
     if (bytes.boundaries > 0) peak["boundaries"] = bytes.boundaries;
     if (bytes.saved_copy > 0) peak["checkpoint_copy"] = bytes.pinned_copy > 0 ? 0 : bytes.saved_copy;
     return peak;

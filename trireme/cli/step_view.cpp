@@ -308,9 +308,12 @@ std::string StepText::totals() const {
   if (view_.planned) {
     const RunPlan& run = view_.planned->run;
     const plan::RankBytes& needed = run.by_pp_rank[static_cast<size_t>(pp_rank_of(run, view_.rank))];
-    table.add_row({"in addition", fmt::format("predicted: {} {}, process {}",
-                                              needed.logits >= needed.recomputed ? "logits" : "a block again",
-                                              bytes_text(needed.of_a_pass()), bytes_text(needed.baseline))});
+    const std::string decoded =
+        needed.decoded > 0 ? fmt::format("decoded weights {}, ", bytes_text(needed.decoded)) : "";
+    table.add_row(
+        {"in addition", fmt::format("predicted: {} {}, {}process {}",
+                                    needed.logits >= needed.recomputed ? "logits" : "a block again",
+                                    bytes_text(needed.of_a_pass()), decoded, bytes_text(needed.baseline))});
   }
   table.add_row({"CUDA graphs", obstacle.empty() ? "passes can be recorded" : "no: " + obstacle});
   return table.to_string(columns_);

@@ -33,6 +33,7 @@ Json units_json(const StepView& view) {
     Json row = {{"name", unit.name},
                 {"elements", unit.numel},
                 {"frozen", unit.frozen},
+                {"nf4", unit.nf4.has_value()},
                 {"trainable", unit.trainable},
                 {"activation_bytes", unit.activation_bytes},
                 {"between_halves_bytes", unit.between_halves_bytes}};

@@ -34,7 +34,6 @@ constexpr std::array<float, 16> kNf4Values = {-1.0F,
                                               0.7229568362236023F,
                                               1.0F};
 constexpr float kSmallestMagnitude = 1e-38F;  ///< a block of smaller numbers is divided by this
-constexpr int64_t kPiece = int64_t{1} << 22;  ///< numbers that operators take at a time: whole blocks
 
 /// Halfway between neighbouring values: what is above bound i has a code above i.
 constexpr std::array<float, 15> bounds() {
@@ -131,8 +130,8 @@ const Nf4Tables& tables_on(at::Device device) {
 /// body(first number, numbers, their blocks) for each piece.
 template <typename Body>
 void for_pieces(const at::Tensor& blocks, int64_t numbers, const Body& body) {
-  for (int64_t first = 0; first < numbers; first += kPiece) {
-    const int64_t count = std::min(kPiece, numbers - first);
+  for (int64_t first = 0; first < numbers; first += kNf4Piece) {
+    const int64_t count = std::min(kNf4Piece, numbers - first);
     body(first, count, blocks.narrow(0, first / kNf4Block, (count + kNf4Block - 1) / kNf4Block));
   }
 }
@@ -183,11 +182,6 @@ void nf4_decode_by_operators(at::Tensor& out, const at::Tensor& blocks) {
     decode_piece(whole, place);
     part.copy_(whole.narrow(0, 0, count));
   });
-}
-
-int64_t nf4_decode_scratch(int64_t count) {
-  constexpr int64_t kIndex = 2, kPairs = 4, kRest = 2;  // bytes a number: an index, values, and a last piece
-  return std::min(round_up(count, kNf4Block), kPiece) * (kIndex + kPairs + kRest);
 }
 
 void nf4_encode(at::Tensor& blocks, const at::Tensor& values) {

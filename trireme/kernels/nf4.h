@@ -21,8 +21,6 @@ void nf4_decode(at::Tensor& out, const at::Tensor& blocks);
 /// nf4_encode() and nf4_decode() by operators of ATen, on any device.
 void nf4_encode_by_operators(at::Tensor& blocks, const at::Tensor& values);
 void nf4_decode_by_operators(at::Tensor& out, const at::Tensor& blocks);
-/// Bytes that nf4_decode() of `count` numbers takes on a GPU beside `out`, at most.
-int64_t nf4_decode_scratch(int64_t count);
 
 /// The codes of blocks, (blocks, 32) uint8, and their largest magnitudes, (blocks) fp32; both are views.
 at::Tensor nf4_codes(const at::Tensor& blocks);

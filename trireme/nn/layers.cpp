@@ -1,5 +1,7 @@
 #include "trireme/nn/layers.h"
 
+#include "trireme/nn/linear_parts.h"
+
 namespace trireme::nn {
 
 Linear::Linear(int64_t in, int64_t out, bool with_bias, WeightLayout layout)
@@ -49,7 +51,7 @@ at::Tensor Linear::low_rank(const at::Tensor& x, const at::Tensor& residual, Out
 at::Tensor Linear::length_ratio(const JointPtr& after) const {
   const auto lengths_of = [&](at::Tensor& plain, at::Tensor& adapted) {
     const at::NoGradGuard no_grad;
-    const at::Tensor rows = layout_ == WeightLayout::kInOut ? weight.t() : weight;
+    const at::Tensor held = readable(weight), rows = layout_ == WeightLayout::kInOut ? held.t() : held;
     const at::Tensor &a = adapter_in_->weight, &b = adapter_out_->weight;
     const at::Tensor length = at::linalg_vector_norm(rows, 2, {1}, false, at::kFloat),
                      both = row_products(at::matmul(rows, a.t()), b),

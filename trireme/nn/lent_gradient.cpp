@@ -20,6 +20,7 @@ struct Loan : c10::BackendMeta {
   }
   at::Tensor memory;
   kernels::Fp8Matrix weights;
+  at::Tensor blocks;  ///< in NF4
   std::vector<c10::Stream> writers;
 };
 
@@ -42,6 +43,7 @@ void note_writer(Loan& loan, const at::Tensor& param) {
 void lend_gradient(const at::Tensor& param, const at::Tensor& memory) {
   auto loan = c10::make_intrusive<Loan>(memory);
   loan->weights = lent_fp8(param);
+  loan->blocks = lent_nf4(param);
   param.unsafeGetTensorImpl()->set_backend_meta(std::move(loan));
 }
 
@@ -53,6 +55,16 @@ void lend_fp8(const at::Tensor& first, const kernels::Fp8Matrix& matrix) {
 kernels::Fp8Matrix lent_fp8(const at::Tensor& first) {
   const Loan* const loan = loan_of(first);
   return loan == nullptr ? kernels::Fp8Matrix() : loan->weights;
+}
+
+void lend_nf4(const at::Tensor& weight, const at::Tensor& blocks) {
+  if (loan_of(weight) == nullptr) lend_gradient(weight, {});
+  loan_of(weight)->blocks = blocks;
+}
+
+at::Tensor lent_nf4(const at::Tensor& weight) {
+  const Loan* const loan = loan_of(weight);
+  return loan == nullptr ? at::Tensor() : loan->blocks;
 }
 
 bool has_lender(const at::Tensor& param) {

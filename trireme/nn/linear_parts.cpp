@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "trireme/kernels/matmul.h"
+#include "trireme/kernels/nf4.h"
 #include "trireme/kernels/tensor_ops.h"
 #include "trireme/nn/autograd.h"
 #include "trireme/nn/notes.h"
@@ -39,12 +40,6 @@ at::Tensor as_one_matrix(at::TensorList parts) {
   return first.as_strided({rows, first.size(1)}, {first.size(1), 1});
 }
 
-at::Tensor joined(at::TensorList parts) {
-  if (parts.size() == 1) return parts.front();
-  const at::Tensor whole = as_one_matrix(parts);
-  return whole.defined() ? whole : at::cat(parts);
-}
-
 /// The sizes of the weights as one matrix; their memory may not be there.
 struct WeightSizes {
   int64_t rows = 0, columns;
@@ -53,6 +48,27 @@ struct WeightSizes {
     for (const at::Tensor& weight : weights) rows += weight.size(0);
   }
 };
+
+/// One matrix over weights that were lent in NF4, in memory that lasts as long as the product.
+at::Tensor decoded(at::TensorList parts) {
+  const WeightSizes sizes(parts);
+  const at::Tensor whole =
+      at::empty({sizes.rows, sizes.columns}, parts.front().options().requires_grad(false));
+  int64_t row = 0;
+  for (const at::Tensor& part : parts) {
+    at::Tensor place = whole.narrow(0, row, part.size(0)).view(-1);
+    kernels::nf4_decode(place, lent_nf4(part));
+    row += part.size(0);
+  }
+  return whole;
+}
+
+at::Tensor joined(at::TensorList parts) {
+  if (lent_nf4(parts.front()).defined()) return decoded(parts);
+  if (parts.size() == 1) return parts.front();
+  const at::Tensor whole = as_one_matrix(parts);
+  return whole.defined() ? whole : at::cat(parts);
+}
 
 bool has_memory(const at::Tensor& tensor) {
   return tensor.storage().nbytes() > 0;
@@ -151,6 +167,11 @@ KeepInput keep_for_backward() {
 KeepInput keep_for_backward(at::TensorList weights, const at::Tensor& bias) {
   const auto is_trained = [](const at::Tensor& param) { return param.defined() && param.requires_grad(); };
   return std::ranges::any_of(weights, is_trained) || is_trained(bias) ? keep_for_backward() : KeepInput::kNo;
+}
+
+at::Tensor readable(const at::Tensor& weight) {
+  const InUse in_use{weight};
+  return lent_nf4(weight).defined() ? decoded(weight) : weight;
 }
 
 at::Tensor as_rows(const at::Tensor& x) {

@@ -54,6 +54,10 @@ KeepInput keep_for_backward();
 /// kNo as well where neither weights nor bias require a gradient: only theirs needs the layer's input.
 KeepInput keep_for_backward(at::TensorList weights, const at::Tensor& bias);
 
+/// The values of a linear layer's weight, for other operators to read: the weight itself, or what was lent
+/// for it in NF4, decoded.
+at::Tensor readable(const at::Tensor& weight);
+
 /// (..., features) -> (n, features)
 at::Tensor as_rows(const at::Tensor& x);
 /// `rows` with the leading dimensions of `like`. Behind a joint they are more or fewer than its rows: then

@@ -61,6 +61,12 @@ at::Tensor gradient_to_add_to(const at::Tensor& param);
 void lend_fp8(const at::Tensor& first, const kernels::Fp8Matrix& matrix);
 kernels::Fp8Matrix lent_fp8(const at::Tensor& first);
 
+/// Lends a linear layer the blocks of one of its weights in NF4, as kernels::nf4_encode() makes them: the
+/// layer multiplies with what they decode to, and the weight itself needs no memory. Undefined blocks take
+/// back what was lent.
+void lend_nf4(const at::Tensor& weight, const at::Tensor& blocks);
+at::Tensor lent_nf4(const at::Tensor& weight);
+
 /// The current stream waits for the streams on which the gradient of `param` was overwritten or added to.
 /// Autograd does not: it knows nothing of what its functions wrote past it.
 void follow_gradient_writers(const at::Tensor& param);

@@ -23,7 +23,8 @@ void EnginePrograms::take_units() {
                               .numel = unit->layout().numel(),
                               .trainable = unit->trainable(),
                               .fp8 = unit->fp8(),
-                              .frozen = unit->frozen() ? unit->frozen()->layout().numel() : 0});
+                              .frozen = unit->frozen() ? unit->frozen()->layout().numel() : 0,
+                              .nf4 = unit->nf4()});
 }
 
 /// Until ranks have agreed on another order, the units that come last in a forward pass are reduced first.

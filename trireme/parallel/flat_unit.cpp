@@ -36,7 +36,9 @@ FlatUnit::FlatUnit(const plan::UnitSpec& spec, std::vector<std::pair<std::string
       shared_(shared),
       layout_(plan::flat_layout(spec, groups_.shard->size() * groups_.replicate->size())),
       fp8_unit_(plan::fp8_unit(spec)),
-      buffers_(layout_.numel(), setting, fp8_unit_, plan::frozen_layout(spec, layout_.shards()).numel()),
+      nf4_unit_(plan::nf4_unit(spec)),
+      buffers_(layout_.numel(), setting, fp8_unit_, plan::frozen_layout(spec, layout_.shards()).numel(),
+               nf4_unit_),
       alone_(setting.alone()),
       gathers_update_(setting.gathers_update()) {
   const at::NoGradGuard no_grad;
@@ -238,7 +240,8 @@ void FlatUnit::stay_in_place(const plan::EngineSetting& staying) {
   const at::NoGradGuard no_grad;
   unshard();
   if (frozen_) frozen_->stay();
-  buffers_ = plan::UnitBuffers(layout_.numel(), staying, fp8_unit_, frozen_ ? frozen_->layout().numel() : 0);
+  buffers_ = plan::UnitBuffers(layout_.numel(), staying, fp8_unit_, frozen_ ? frozen_->layout().numel() : 0,
+                               nf4_unit_);
   gathers_update_ = staying.gathers_update();
   shared_.gradients().allocate(full_grads_);
   shared_.sums.allocate(reduced_);

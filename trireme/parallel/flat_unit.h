@@ -77,6 +77,7 @@ class FlatUnit {
     return has_storage(full_params_) || (in_bytes(form) && has_storage(fp8_->whole()));
   }
   const std::optional<plan::Fp8Unit>& fp8() const { return fp8_unit_; }
+  const std::optional<plan::Nf4Unit>& nf4() const { return nf4_unit_; }
   /// Null: no parameter is frozen for good.
   const FrozenPart* frozen() const { return frozen_.get(); }
   /// Replaces the values of parameters that are frozen for good, between steps. No communication.
@@ -298,6 +299,7 @@ class FlatUnit {
   plan::FlatLayout
       layout_;  ///< in pieces, one a data-parallel rank; a shard is as many as there are replicas
   std::optional<plan::Fp8Unit> fp8_unit_;
+  std::optional<plan::Nf4Unit> nf4_unit_;
   plan::UnitBuffers buffers_;
   bool alone_;
   bool gathers_update_;  ///< EngineSetting::gathers_update()

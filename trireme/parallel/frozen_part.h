@@ -3,6 +3,10 @@
 // buffer of their own in the dtype of computation, without gradients, masters and optimizer state, and are
 // gathered and freed with the unit. A rank keeps its shard of them where the policy shards parameters, or
 // else all of them.
+//
+// Where the layout has parameters in NF4 the buffer is blocks of these, and linear layers are lent those of
+// their weights; the other parameters, norms and biases, stay whole on every rank in the dtype of
+// computation, and what the buffer has in their places has no meaning.
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
@@ -25,7 +29,7 @@ class FrozenPart {
   /// Takes over `params`, leaf tensors that `layout` lists in their order: they require no gradient from now
   /// on, and their data become views of one buffer, filled by `initializer`. With `comes_and_goes` that
   /// buffer has memory of `pool` from gather() to free() alone; `group` are the ranks that have one shard
-  /// each.
+  /// each. Leaves in NF4 have no memory, and using it throws.
   FrozenPart(plan::FlatLayout layout, Params params, const Options& options, bool comes_and_goes,
              comm::Group& group, StoragePool& pool, const Initializer& initializer);
 
@@ -45,8 +49,8 @@ class FrozenPart {
   /// Frees what was gathered; using it throws with `reason` then.
   void free(const std::string& reason);
 
-  /// All parameters on every rank, (layout().numel()) in the dtype of computation. Collective where they are
-  /// sharded.
+  /// All parameters on every rank, (layout().numel()) in the dtype of computation, decoded where they are in
+  /// NF4. Collective where they are sharded.
   at::Tensor gathered(comm::Group& group) const;
   /// Bytes that are kept from step to step.
   int64_t bytes() const;
@@ -57,13 +61,23 @@ class FrozenPart {
   void check() const;
 
  private:
+  bool in_nf4() const { return rest_.defined(); }
+  int64_t kept_of(int64_t elements) const;
+  at::Tensor whole_rest(size_t index) const;
+  at::Tensor place_of(size_t index) const;
+  void adopt();
+  void load_blocks(const Initializer& values);
+
   plan::FlatLayout layout_;
   Params params_;
   StoragePool& pool_;
-  int64_t first_ = 0;  ///< element of the layout with which shard_ begins
+  plan::Range range_;  ///< of the layout, that this rank keeps
   bool comes_and_goes_;
-  at::Tensor whole_;  ///< (numel); its storage comes and goes
+  at::Tensor whole_;  ///< (numel), or the bytes of their blocks; its storage comes and goes
   at::Tensor shard_;  ///< this rank's range of it; undefined where parameters stay whole
+  at::Tensor rest_;   ///< parameters that are not in NF4, one behind the other; undefined: none are
+  std::vector<int64_t> places_;  ///< of parameters in rest_
+  at::Tensor hollow_;            ///< (numel) without memory, of which leaves in NF4 are views
 };
 
 }  // namespace trireme::parallel

@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 
 #include "trireme/base/error.h"
+#include "trireme/base/nf4_format.h"
 #include "trireme/base/text.h"
 #include "trireme/plan/model_family.h"
 
@@ -153,7 +155,10 @@ void adapt(std::vector<UnitSpec>& units, const ModelConfig& model) {
   for (size_t unit = 0; unit < units.size(); ++unit) {
     const bool is_block = unit > 0 && units[unit].name != kHeadUnit;
     if (is_block) adapt_block(units[unit], model);
-    for (ParamSpec& param : units[unit].params) param.frozen = !is_of_adapter(param.name);
+    for (ParamSpec& param : units[unit].params) {
+      param.frozen = !is_of_adapter(param.name);
+      param.nf4 = is_block && param.frozen && param.layer && model.adapter.base == AdapterBase::kNf4;
+    }
   }
 }
 
@@ -163,6 +168,21 @@ size_t attention_params(const UnitSpec& block, const ModelConfig& model) {
       std::ranges::find_if_not(block.params.begin() + static_cast<std::ptrdiff_t>(own), block.params.end(),
                                [](const ParamSpec& param) { return is_of_adapter(param.name); });
   return static_cast<size_t>(behind - block.params.begin());
+}
+
+int64_t decoded_bytes(const ModelFacts& facts, int64_t element_bytes, Device device) {
+  int64_t most = 0;
+  for (const UnitSpec& unit : facts.units) {
+    std::map<BlockLayer, int64_t> elements;
+    for (const ParamSpec& param : unit.params) {
+      if (!param.nf4) continue;
+      const int64_t beside = device == Device::kCuda ? nf4_scratch(param.numel()) : 0;
+      int64_t& product = elements[*param.layer];
+      product += param.numel();
+      most = std::max(most, product * element_bytes + beside);
+    }
+  }
+  return most;
 }
 
 int64_t trained_params(const ModelFacts& facts) {

@@ -59,10 +59,15 @@ std::vector<std::string> linear_layers(const ModelConfig& model);
 void check_targets(const ModelConfig& model, const std::string& said);
 
 /// Freezes all parameters of the units and gives the blocks their adapters; does nothing without adapters.
+/// Says which are held in four bits: the matrices of blocks, where config has it so.
 /// Those of a block's attention follow the other parameters of its attention.
 void adapt(std::vector<UnitSpec>& units, const ModelConfig& model);
 /// How many of a block's parameters, the first ones, are those of its attention, adapters included.
 size_t attention_params(const UnitSpec& block, const ModelConfig& model);
+
+/// Bytes of the weights, decoded from four bits, of the largest product of a model's block, with what a GPU
+/// takes to decode them; 0 where none are held so.
+int64_t decoded_bytes(const ModelFacts& facts, int64_t element_bytes, Device device);
 
 /// Elements that are trained.
 int64_t trained_params(const ModelFacts& facts);

@@ -1,6 +1,7 @@
 #include "trireme/plan/buckets.h"
 
 #include <algorithm>
+#include <functional>
 #include <limits>
 
 #include "trireme/base/error.h"
@@ -35,15 +36,16 @@ int64_t bucket_bytes(double mib) {
 std::vector<UnitSpec> engine_units(const Config& config, const ModelFacts& facts) {
   if (config.parallel.bucket_mib == 0.0) return facts.units;
   std::vector<ParamSpec> params;
-  UnitSpec frozen{"frozen", {}};
+  UnitSpec frozen{"frozen", {}}, nf4{"frozen_nf4", {}};
   for (const UnitSpec& unit : facts.units) {
     const std::vector<ParamSpec> trained = unit.trained(), kept = unit.frozen();
     params.insert(params.end(), trained.begin(), trained.end());
-    frozen.params.insert(frozen.params.end(), kept.begin(), kept.end());
+    for (const ParamSpec& param : kept) (param.nf4 ? nf4 : frozen).params.push_back(param);
   }
   std::vector<UnitSpec> units =
       make_buckets(params, bytes_of(config.precision.compute), bucket_bytes(config.parallel.bucket_mib));
-  if (!frozen.params.empty()) units.push_back(std::move(frozen));  // travels nowhere
+  for (UnitSpec& unit : {std::ref(frozen), std::ref(nf4)})  // these travel nowhere
+    if (!unit.params.empty()) units.push_back(std::move(unit));
   return units;
 }
 

@@ -221,6 +221,12 @@ enum class AdapterKind { kNone, kLora, kDora };
 template <>
 inline constexpr auto kNames<AdapterKind> = std::to_array<std::string_view>({"none", "lora", "dora"});
 
+/// How the matrices of blocks under adapters are held; kModel: in the dtype of computation; kNf4: in four
+/// bits (base/nf4_format.h).
+enum class AdapterBase { kModel, kNf4 };
+template <>
+inline constexpr auto kNames<AdapterBase> = std::to_array<std::string_view>({"model", "nf4"});
+
 /// The activations that backward computes again instead of keeping them; kCheap: outputs of norms and
 /// activations, but not attention and matrix products; kBlock: all of a block; kAllButAttention: all of it
 /// but the output of its attention; kAuto: kCheap or kNone, as settle_recompute() decides.

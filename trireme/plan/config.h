@@ -43,6 +43,7 @@ struct AdapterConfig {
   std::string targets = "all";
   double dropout = 0.0;      ///< of what A reads, in training
   std::string weights = "";  ///< a folder of PEFT with what training begins with; empty: B is zero
+  AdapterBase base = AdapterBase::kModel;
 };
 
 struct ModelConfig {

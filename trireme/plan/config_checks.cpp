@@ -182,9 +182,23 @@ class Checker {
     }
   }
 
+  void check_nf4() const {
+    const std::string base = said("adapter.base", model_.adapter.base);
+    if (config_.precision.fp8.recipe != Fp8::kOff)
+      throw ConfigError(
+          "[plan.config] {} is decoded to the dtype of computation, and {} casts weights of bf16; set "
+          "precision.fp8 to off, or adapter.base to model",
+          base, said("precision.fp8", config_.precision.fp8.recipe));
+    if (config_.parallel.tp > 1)
+      throw ConfigError(
+          "[plan.config] {} has a scale for every 64 elements of a whole matrix, which {} would cut; use "
+          "data, context or pipeline parallelism, or set adapter.base to model",
+          base, said("parallel.tp", config_.parallel.tp));
+  }
+
   void check_adapter() const {
-    static constexpr std::string_view kKeys[] = {"adapter.rank", "adapter.alpha", "adapter.targets",
-                                                 "adapter.dropout", "adapter.weights"};
+    static constexpr std::string_view kKeys[] = {"adapter.rank",    "adapter.alpha",   "adapter.targets",
+                                                 "adapter.dropout", "adapter.weights", "adapter.base"};
     const std::string kind = said("adapter.kind", model_.adapter.kind);
     if (model_.adapter.kind == AdapterKind::kNone) return refuse_keys(kKeys, "adapters", kind);
     if (!family_.attends)
@@ -192,6 +206,7 @@ class Checker {
           "[plan.config] {}, but models of family {} have no layers that adapters fit; use gpt2 or llama",
           kind, model_.family);
     check_targets(model_, said("adapter.targets", model_.adapter.targets));
+    if (model_.adapter.base == AdapterBase::kNf4) check_nf4();
     if (config_.memory.recompute == Recompute::kCheap)
       throw ConfigError(
           "[plan.config] {} reads the outputs of norms, which {} does not keep; use block or none", kind,

@@ -171,6 +171,9 @@ void add_adapter(Table& table, AdapterConfig& adapter) {
       text("adapter.weights", adapter.weights,
            "adapters that training begins with: a folder of PEFT; empty: new ones, which change nothing "
            "at first"));
+  table.push_back(choice("adapter.base", adapter.base,
+                         "how the matrices of blocks under adapters are held: as precision.compute says, or "
+                         "in 4 bits and a scale every 64 elements"));
 }
 
 /// Sizes keep products of them inside 64 bits.

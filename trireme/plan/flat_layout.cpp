@@ -1,6 +1,9 @@
 #include "trireme/plan/flat_layout.h"
 
+#include <algorithm>
+
 #include "trireme/base/error.h"
+#include "trireme/base/nf4_format.h"
 #include "trireme/base/round_up.h"
 
 namespace trireme::plan {
@@ -13,7 +16,7 @@ FlatLayout::FlatLayout(const std::vector<ParamSpec>& params, int64_t shards, int
   for (const ParamSpec& param : params) {
     offset = round_up(offset, alignment);
     entries_.push_back(
-        {param.name, param.shape, offset, param.numel(), param.decays, param.layer, param.part});
+        {param.name, param.shape, offset, param.numel(), param.decays, param.layer, param.part, param.nf4});
     offset += param.numel();
     used_ += param.numel();
   }
@@ -33,7 +36,8 @@ FlatLayout flat_layout(const UnitSpec& unit, int64_t shards) {
 }
 
 FlatLayout frozen_layout(const UnitSpec& unit, int64_t shards) {
-  return {unit.frozen(), shards};
+  const bool nf4 = std::ranges::any_of(unit.params, &ParamSpec::nf4);
+  return {unit.frozen(), shards, nf4 ? kNf4Block : FlatLayout::kAlignment};
 }
 
 }  // namespace trireme::plan

@@ -19,6 +19,7 @@ struct FlatEntry {
   bool decays = false;                   ///< as ParamSpec::decays
   std::optional<BlockLayer> layer = {};  ///< as ParamSpec::layer
   Part part = {};                        ///< as ParamSpec::part
+  bool nf4 = false;                      ///< as ParamSpec::nf4
   int64_t end() const { return offset + numel; }
   /// Shape of the parameter in checkpoints.
   const Shape& whole_shape() const { return part.whole_of(shape); }
@@ -53,7 +54,8 @@ class FlatLayout {
 /// The layout of what a unit trains. When its matrices may travel in FP8, parameters start at multiples of 16
 /// bytes in FP8 as well as in bf16.
 FlatLayout flat_layout(const UnitSpec& unit, int64_t shards);
-/// The layout of the parameters of a unit that are frozen for good, which have a buffer of their own.
+/// The layout of the parameters of a unit that are frozen for good, which have a buffer of their own. Where
+/// some are held in four bits, all begin at whole blocks of these, and so do shards.
 FlatLayout frozen_layout(const UnitSpec& unit, int64_t shards);
 
 }  // namespace trireme::plan

@@ -47,7 +47,7 @@ void check_units(const StepProgram& given, const StepProgram& planned) {
   for (size_t i = 0; i < planned.units.size(); ++i) {
     const ProgramUnit &here = given.units[i], &there = planned.units[i];
     if (here.name == there.name && here.numel == there.numel && here.trainable == there.trainable &&
-        here.fp8 == there.fp8 && here.frozen == there.frozen)
+        here.fp8 == there.fp8 && here.frozen == there.frozen && here.nf4 == there.nf4)
       continue;
     throw ConfigError("unit {} is {} of {} elements and {} frozen ones, but in this run {} of {} and {}", i,
                       here.name, here.numel, here.frozen, there.name, there.numel, there.frozen);

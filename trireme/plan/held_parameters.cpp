@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "trireme/base/error.h"
+#include "trireme/base/nf4_format.h"
 #include "trireme/base/round_up.h"
 #include "trireme/plan/buckets.h"
 #include "trireme/plan/flat_layout.h"
@@ -54,12 +55,15 @@ void add_frozen_parameters(std::vector<HeldParameter>& params, const UnitSpec& u
                            const EngineSetting& setting, int64_t place) {
   const FlatLayout layout = frozen_layout(unit, setting.mesh.dp_size());
   const int64_t size = layout.numel() / setting.shard_ranks(), first = size * (place % setting.shard_ranks());
+  const bool is_nf4 = nf4_unit(unit).has_value();
   for (const FlatEntry& entry : layout.entries()) {
     const Range all{entry.offset, entry.end()};
     const int64_t shard = setting.shards_parameters() ? intersect({first, first + size}, all).size() : 0;
     const int64_t whole = setting.gathers() ? 0 : entry.numel;
+    const bool stays = is_nf4 && !entry.nf4;
     params.push_back(held_parameter(entry, unit, stage));
-    params.back().bytes = setting.compute_bytes * (shard + whole);
+    params.back().bytes = entry.nf4 ? nf4_bytes(round_up(shard, kNf4Block) + round_up(whole, kNf4Block))
+                                    : setting.compute_bytes * (stays ? entry.numel : shard + whole);
   }
 }
 

@@ -14,6 +14,7 @@
 #include "trireme/base/error.h"
 #include "trireme/base/round_up.h"
 #include "trireme/base/text.h"
+#include "trireme/plan/adapter.h"
 #include "trireme/plan/batch.h"
 #include "trireme/plan/buckets.h"
 #include "trireme/plan/cost.h"
@@ -386,6 +387,7 @@ RankBytes bytes_of_rank(const Config& config, const ModelFacts& facts, const Bat
                   .activations = activation_bytes(facts, sequences, device),
                   .logits = logits_of_whole(config, facts, tokens, device),
                   .recomputed = recomputed_block(config, facts, sequences, device),
+                  .decoded = decoded_bytes(facts, bytes_of(config.precision.compute), device),
                   .baseline = process_baseline(
                       device, batch.dp_size * config.parallel.pp * config.parallel.cp * config.parallel.tp)};
   const MeshShape mesh = MeshShape::fit(
@@ -569,8 +571,8 @@ int64_t RankBytes::least() const {
 }
 
 int64_t RankBytes::peak() const {
-  return sum_of(
-      {state.total(), gathered, activations, boundaries, of_a_pass(), baseline, copy_on_device(*this)});
+  return sum_of({state.total(), gathered, activations, boundaries, of_a_pass(), decoded, baseline,
+                 copy_on_device(*this)});
 }
 
 RankBytes rank_bytes(const Config& config, int64_t ranks, Device device) {

@@ -52,6 +52,7 @@ struct RankBytes {
   /// What a block keeps that is computed again in backward, until it is done: not beside logits, but in a
   /// pipeline with those of other micro-batches.
   int64_t recomputed = 0;
+  int64_t decoded = 0;  ///< weights of a product that are held in four bits, while it reads them
   int64_t baseline = 0;
   /// The copy that saves are written from, in the host's memory (saved_copy.h); 0: the run saves nothing.
   int64_t saved_copy = 0;

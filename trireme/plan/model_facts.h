@@ -27,6 +27,7 @@ struct ParamSpec {
   Part part = {};                        ///< of a larger parameter of this name
   int64_t packed = 1;   ///< matrices (or vectors) that lie side by side in the dimension of features
   bool frozen = false;  ///< for good: it has no gradient, no master and no optimizer state
+  bool nf4 = false;     ///< frozen, and held in four bits (base/nf4_format.h)
   int64_t numel() const;
 };
 

@@ -82,7 +82,7 @@ ActionCosts costs_of_rank(const TimedRun& run, const StepProgram& program, const
                 costs.work.size());
   const MemoryRates& memory = rates.memory_of(rate_dtype(run.config.precision.compute));
   for (const ProgramUnit& unit : program.units) {
-    const UnitBuffers buffers(unit.numel, setting, unit.fp8, unit.frozen);
+    const UnitBuffers buffers(unit.numel, setting, unit.fp8, unit.frozen, unit.nf4);
     const double updated = unit.trainable ? static_cast<double>(buffers.updated) : 0.0;
     const double norm = run.config.train.grad_clip > 0.0 ? static_cast<double>(kFp32Bytes) * updated : 0.0;
     costs.update.push_back(update_bytes(updated, setting.moments, setting.compute_bytes) / memory.update +

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "trireme/base/error.h"
+#include "trireme/base/nf4_format.h"
 #include "trireme/plan/cost.h"
 
 namespace trireme::plan {
@@ -123,6 +124,19 @@ void StepLaws::check_gather(int64_t at, const std::vector<int64_t>& wholes, int6
   }
 }
 
+/// The bytes of what is trained in `whole` bytes of a unit's parameters. What is not in four bits lies with
+/// the shard, where there is one.
+int64_t own_of_whole(const ProgramUnit& unit, int64_t whole, bool has_shard) {
+  if (!unit.nf4) return whole / (unit.numel + unit.frozen) * unit.numel;
+  const int64_t elements = unit.numel + (has_shard ? 0 : unit.nf4->rest);
+  return elements > 0 ? (whole - nf4_bytes(unit.frozen)) / elements * unit.numel : 0;
+}
+
+/// Of a unit of which a rank keeps more than its shard, which says nothing of their number then.
+int64_t ranks_of_gather(const Action& action) {
+  return action.transfers.empty() ? 1 : action.transfers.back().ranks;
+}
+
 /// Parameters that are frozen for good are gathered behind the others, where they are not whole at all times.
 void StepLaws::check_unshard(int64_t at, int64_t updated) const {
   const Action& action = program_.actions[static_cast<size_t>(at)];
@@ -131,11 +145,14 @@ void StepLaws::check_unshard(int64_t at, int64_t updated) const {
   const int64_t slice = bytes_at(at, Role::kSlice, action.unit),
                 shard = bytes_at(at, Role::kShard, action.unit);
   if (unit.frozen == 0) return check_gather(at, {whole}, slice > 0 ? whole / slice : unit.numel / updated);
-  const int64_t own = whole / (unit.numel + unit.frozen) * unit.numel;
+  const int64_t own = own_of_whole(unit, whole, shard > 0);
   std::vector<int64_t> wholes;
   if (own > 0) wholes.push_back(own);
   if (shard > 0) wholes.push_back(whole - own);
-  check_gather(at, wholes, updated > 0 ? unit.numel / updated : whole / shard);
+  check_gather(at, wholes,
+               updated > 0 ? unit.numel / updated
+               : unit.nf4  ? ranks_of_gather(action)
+                           : whole / shard);
 }
 
 void StepLaws::check_transfers(int64_t at) const {
@@ -384,7 +401,7 @@ void StepLaws::check_buffers() const {
     const int64_t updated = bytes_at(0, Role::kMaster, buffer.unit) / kFp32Bytes;
     switch (buffer.role) {
       case Role::kParameters:
-        if (!unit.fp8) alike(buffer, unit.numel + unit.frozen);
+        if (!unit.fp8 && !unit.nf4) alike(buffer, unit.numel + unit.frozen);
         break;
       case Role::kGradients:
         alike(buffer, unit.numel);
@@ -393,7 +410,7 @@ void StepLaws::check_buffers() const {
         alike(buffer, updated);
         break;
       case Role::kShard:
-        if (!unit.fp8) alike(buffer, unit.numel + unit.frozen);
+        if (!unit.fp8 && !unit.nf4) alike(buffer, unit.numel + unit.frozen);
         break;
       case Role::kSum:
         exactly(buffer, kFp32Bytes * unit.numel);

@@ -37,7 +37,8 @@ std::vector<ProgramUnit> program_units(const std::vector<UnitSpec>& units, const
          .trainable = unit.params.empty() || !std::ranges::all_of(unit.params, &ParamSpec::frozen),
          .activation_bytes = place < activation_bytes.size() ? activation_bytes[place] : 0,
          .fp8 = fp8_unit(unit),
-         .frozen = frozen_layout(unit, setting.mesh.dp_size()).numel()});
+         .frozen = frozen_layout(unit, setting.mesh.dp_size()).numel(),
+         .nf4 = nf4_unit(unit)});
   }
   return result;
 }

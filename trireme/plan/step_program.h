@@ -148,6 +148,7 @@ struct ProgramUnit {
   int64_t uses = 1;  ///< forward passes of a micro-batch through it
   int64_t frozen =
       0;  ///< elements that are frozen for good, beside those of its flat layout; padding included
+  std::optional<Nf4Unit> nf4 = {};
   bool operator==(const ProgramUnit&) const = default;
 };
 /// Units as `setting` lays them out; `activation_bytes`: one number for each unit, or empty.

@@ -156,11 +156,14 @@ void StepReader::read_unit() {
     } else if (word(at) == "frozen") {
       unit.frozen = number(word(at + 1));
       at += 2;
+    } else if (word(at) == "nf4" && word(at + 1) == "beside") {
+      unit.nf4 = Nf4Unit{.rest = number(word(at + 2))};
+      at += 3;
     } else if (word(at) == "fp8" && word(at + 1) == "beside") {
       unit.fp8 = Fp8Unit{.rest = number(word(at + 2))};
       at += 3;
     } else {
-      fail(fmt::format("'{}' is neither 'uses' nor 'fp8 beside'", word(at)));
+      fail(fmt::format("'{}' is none of 'uses', 'frozen', 'nf4 beside' and 'fp8 beside'", word(at)));
     }
   }
 }
@@ -281,6 +284,7 @@ std::string to_text(const StepProgram& program) {
                         with_commas(unit.activation_bytes), with_commas(unit.between_halves_bytes));
     if (unit.uses != 1) text += fmt::format(" uses {}", unit.uses);
     if (unit.frozen != 0) text += fmt::format(" frozen {}", with_commas(unit.frozen));
+    if (unit.nf4) text += fmt::format(" nf4 beside {}", with_commas(unit.nf4->rest));
     if (unit.fp8) text += fmt::format(" fp8 beside {}", with_commas(unit.fp8->rest));
     text += '\n';
   }

@@ -22,7 +22,8 @@ std::vector<ProgramUnit> with_uses(std::vector<ProgramUnit> units, const UseOrde
 StepWriter::StepWriter(const std::vector<ProgramUnit>& units, const EngineSetting& setting,
                        const UseOrder& order)
     : setting_(setting), order_(order), builder_(with_uses(units, order)) {
-  for (const ProgramUnit& unit : units) memory_.emplace_back(unit.numel, setting, unit.fp8, unit.frozen);
+  for (const ProgramUnit& unit : units)
+    memory_.emplace_back(unit.numel, setting, unit.fp8, unit.frozen, unit.nf4);
   if (order_.reductions.empty()) order_.reductions = completions();
 }
 

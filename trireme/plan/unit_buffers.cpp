@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "trireme/base/nf4_format.h"
 #include "trireme/plan/config.h"
 #include "trireme/plan/optimizer.h"
 
@@ -40,8 +41,15 @@ std::optional<Fp8Unit> fp8_unit(const UnitSpec& unit) {
   return fp8;
 }
 
+std::optional<Nf4Unit> nf4_unit(const UnitSpec& unit) {
+  if (std::ranges::none_of(unit.params, &ParamSpec::nf4)) return {};
+  Nf4Unit nf4;
+  for (const ParamSpec& param : unit.params) nf4.rest += param.frozen && !param.nf4 ? param.numel() : 0;
+  return nf4;
+}
+
 UnitBuffers::UnitBuffers(int64_t numel, const EngineSetting& setting, const std::optional<Fp8Unit>& fp8,
-                         int64_t frozen)
+                         int64_t frozen, const std::optional<Nf4Unit>& nf4)
     : whole(numel),
       shard(numel / setting.shard_ranks()),
       updated(setting.policy.shard_optimizer ? shard : whole),
@@ -61,7 +69,9 @@ UnitBuffers::UnitBuffers(int64_t numel, const EngineSetting& setting, const std:
       whole_bytes(in_fp8 ? whole : setting.compute_bytes * whole),
       shard_bytes(in_fp8 ? shard + setting.compute_bytes * fp8->rest : setting.compute_bytes * shard),
       exchanged_bytes(in_fp8 ? kExchangedElement * setting.shard_ranks() * fp8->exchanged() : 0),
-      frozen_bytes(setting.compute_bytes * frozen),
-      frozen_shard_bytes(frozen_bytes / setting.shard_ranks()) {}
+      frozen_bytes(nf4 ? nf4_bytes(frozen) : setting.compute_bytes * frozen),
+      frozen_shard_bytes(frozen_bytes / setting.shard_ranks()) {
+  if (nf4) (keeps_shard ? frozen_shard_bytes : frozen_bytes) += setting.compute_bytes * nf4->rest;
+}
 
 }  // namespace trireme::plan

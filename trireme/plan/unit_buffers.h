@@ -75,11 +75,20 @@ struct Fp8Unit {
 /// frozen for good, which leaves no master to cast from.
 std::optional<Fp8Unit> fp8_unit(const UnitSpec& unit);
 
+/// A unit of which some parameters are held in four bits.
+struct Nf4Unit {
+  int64_t rest =
+      0;  ///< elements of its other frozen parameters, which stay whole in the dtype of computation
+  bool operator==(const Nf4Unit&) const = default;
+};
+/// None: all that is frozen is held in the dtype of computation.
+std::optional<Nf4Unit> nf4_unit(const UnitSpec& unit);
+
 /// How a rank lays out the buffers of a unit. Sizes are in elements unless their name says bytes.
 struct UnitBuffers {
   /// `numel` is that of the unit's flat layout, `frozen` that of its frozen_layout(), padding included.
   UnitBuffers(int64_t numel, const EngineSetting& setting, const std::optional<Fp8Unit>& fp8 = {},
-              int64_t frozen = 0);
+              int64_t frozen = 0, const std::optional<Nf4Unit>& nf4 = {});
 
   int64_t whole, shard;
   int64_t updated;                ///< the range that this rank's optimizer has: the shard, or all
@@ -96,7 +105,8 @@ struct UnitBuffers {
   int64_t shard_bytes;            ///< of what a rank keeps to be gathered
   int64_t exchanged_bytes;        ///< by all ranks of a shard, before the first gather after an update
   /// Bytes of parameters that are frozen for good: whole, and of the shard that a rank keeps where
-  /// keeps_shard. They come and go with the others.
+  /// keeps_shard. They come and go with the others. In four bits the rest of Nf4Unit belongs to what stays:
+  /// the shard, or what is whole at all times.
   int64_t frozen_bytes, frozen_shard_bytes;
 };
 

@@ -270,6 +270,7 @@ std::vector<MemoryPart> memory_parts(const RunRecord& run, const RunLayout& layo
           {"gathered units in flight", rank.gathered, 0},
           {"logits", rank.logits, 0},
           {"a block that is computed again, not beside logits", rank.recomputed, 0},
+          {"weights in 4 bits, decoded for a product", rank.decoded, 0},
           {"buffers between stages", rank.boundaries, 0},
           {"process before the model", rank.baseline, 0},
           {"peak", rank.peak(), figures_of(run).peak_bytes}};

@@ -145,10 +145,11 @@ void Trainer::begin_adapters() {
   parts_.base_digest = fmt::format("{} {}", config_.precision.compute, model_.base_digest());
   agree_on_base();
   if (!options_.announce || !parts_.is_root()) return;
-  log_info("adapter {} of rank {} on {}: {} of {} parameters are trained, on weights from {}",
+  log_info("adapter {} of rank {} on {}: {} of {} parameters are trained, on weights from {}{}",
            config_.model.adapter.kind, config_.model.adapter.rank, config_.model.adapter.targets,
            with_commas(plan::trained_params(parts_.facts)), with_commas(parts_.facts.params),
-           weights.empty() ? fmt::format("seed {}", config_.seed) : weights);
+           weights.empty() ? fmt::format("seed {}", config_.seed) : weights,
+           config_.model.adapter.base == plan::AdapterBase::kNf4 ? ", blocks in nf4" : "");
 }
 
 /// With members up to checkpoints_ alone.
