@@ -139,7 +139,7 @@ TEST_F(AdaptersOverRanks, ComputeInFewBits) {
     on(1, 1, 2);
     const Trained two = train_on(2);
     EXPECT_EQ(two.sent, two.predicted) << plan::name(recipe);
-    EXPECT_LE(distance(two, exact.run), 1.5 * distance(one, exact.run)) << plan::name(recipe);
+    EXPECT_LE(weight_distance(two, exact.run), 1.5 * weight_distance(one, exact.run)) << plan::name(recipe);
   }
 }
 

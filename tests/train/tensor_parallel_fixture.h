@@ -22,7 +22,7 @@ struct Trained {
 };
 
 /// Relative, over the weights of all parameters together.
-inline double distance(const Trained& one, const Trained& other) {
+inline double weight_distance(const Trained& one, const Trained& other) {
   double difference = 0.0, size = 0.0;
   for (const auto& [name, weight] : one.weights) {
     difference += (weight - other.weights.at(name)).to(at::kDouble).square().sum().item<double>();
@@ -78,8 +78,8 @@ class TensorParallel : public Resume {
     }
     EXPECT_NEAR(got.val_loss, wanted.val_loss, 1e-5 * wanted.val_loss) << what;
     EXPECT_EQ(got.sample, wanted.sample) << what;
-    EXPECT_LE(distance(got, wanted), 1e-4) << what;
-    EXPECT_GT(distance(got, wanted), 0.0) << what << ": nothing was split";
+    EXPECT_LE(weight_distance(got, wanted), 1e-4) << what;
+    EXPECT_GT(weight_distance(got, wanted), 0.0) << what << ": nothing was split";
     EXPECT_EQ(got.sent, got.predicted) << what;
   }
 

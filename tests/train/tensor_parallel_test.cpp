@@ -90,7 +90,7 @@ TEST_F(TensorParallel, SplitSequencesFollowOneProcessCloselyBySgd) {
       on(1, 1, 1, cp);
       const Trained split = train_on(cp);
       expect_alike(split, one, fmt::format("cp {}, {}", cp, kind));
-      EXPECT_LE(distance(split, one), 1e-5) << cp << " " << plan::name(kind);
+      EXPECT_LE(weight_distance(split, one), 1e-5) << cp << " " << plan::name(kind);
     }
   }
 }
@@ -254,7 +254,7 @@ TEST_F(TensorParallel, CheckpointsGoOnOnAnyMesh) {
     ASSERT_EQ(trained.losses.size(), 2u);
     EXPECT_NEAR(trained.losses[0], whole.losses[3], 1e-5);
     EXPECT_NEAR(trained.losses[1], whole.losses[4], 1e-5);
-    EXPECT_LE(distance(trained, whole), 1e-4) << mesh.pp << " " << mesh.tp;
+    EXPECT_LE(weight_distance(trained, whole), 1e-4) << mesh.pp << " " << mesh.tp;
   }
 }
 
@@ -275,13 +275,13 @@ TEST_F(TensorParallel, TrainsInFewBits) {
     on(1, 1, 2);
     const Trained two = train_on(2);
     EXPECT_EQ(two.sent, two.predicted) << plan::name(recipe);
-    EXPECT_LE(distance(two, one), 1.5 * distance(one, exact)) << plan::name(recipe);
-    EXPECT_LE(distance(two, exact), 1.5 * distance(one, exact)) << plan::name(recipe);
+    EXPECT_LE(weight_distance(two, one), 1.5 * weight_distance(one, exact)) << plan::name(recipe);
+    EXPECT_LE(weight_distance(two, exact), 1.5 * weight_distance(one, exact)) << plan::name(recipe);
     on(1, 1, 1, 2);
     config_.parallel.cp_kind = plan::CpKind::kRing;
     const Trained ring = train_on(2);
     EXPECT_EQ(ring.sent, ring.predicted) << plan::name(recipe);
-    EXPECT_LE(distance(ring, one), 1.5 * distance(one, exact)) << plan::name(recipe);
+    EXPECT_LE(weight_distance(ring, one), 1.5 * weight_distance(one, exact)) << plan::name(recipe);
   }
 }
 
@@ -294,7 +294,7 @@ TEST_F(TensorParallel, KeepsOptimizerStateInFewBits) {
     for (const int64_t pp : {1, 2}) {
       on(pp, 1, 2);
       const Trained two = train_on(4);
-      EXPECT_LE(distance(two, one), 5e-3) << plan::name(state) << " pp " << pp;
+      EXPECT_LE(weight_distance(two, one), 5e-3) << plan::name(state) << " pp " << pp;
       EXPECT_EQ(two.sent, two.predicted);
     }
   }
