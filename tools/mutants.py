@@ -337,7 +337,8 @@ def write_record(options: argparse.Namespace, possible: int, results: list[dict]
 def main() -> int:
     parser = arguments()
     options = parser.parse_args()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # sources are put back
+    for number in (signal.SIGTERM, signal.SIGHUP):  # sources are put back
+        signal.signal(number, signal.default_int_handler)
     sources = clean_sources(options.room)
     if not sources:
         parser.error(f"there are no unchanged sources in trireme/{options.room}")

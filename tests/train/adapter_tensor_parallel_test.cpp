@@ -131,15 +131,20 @@ TEST_F(AdaptersOverRanks, ComputeInFewBits) {
   on(1, 1, 1);
   const Adapted exact = adapted_on(1);
   config_.precision.compute = plan::Dtype::kBf16;
-  for (const plan::Fp8 recipe : {plan::Fp8::kOff, plan::Fp8::kTensorwise}) {
+  for (const auto& [recipe, targets] : {std::pair{plan::Fp8::kOff, "all"},
+                                        {plan::Fp8::kTensorwise, "all"},
+                                        {plan::Fp8::kBlockwise, "q_proj"}}) {
     config_.precision.fp8.recipe = recipe;
+    config_.model.adapter.targets = targets;
     config_.precision.fp8.fallback = plan::Fp8Fallback::kEmulate;
     on(1, 1, 1);
     const Trained one = train_on(1);
     on(1, 1, 2);
     const Trained two = train_on(2);
     EXPECT_EQ(two.sent, two.predicted) << plan::name(recipe);
-    EXPECT_LE(weight_distance(two, exact.run), 1.5 * weight_distance(one, exact.run)) << plan::name(recipe);
+    const bool comparable = std::string(targets) == "all";  // with what has trained all layers
+    EXPECT_TRUE(!comparable || weight_distance(two, exact.run) <= 1.5 * weight_distance(one, exact.run))
+        << plan::name(recipe);
   }
 }
 

@@ -172,6 +172,20 @@ TEST_F(Nf4Run, GoesOnExactlyAndNotOnAnotherBase) {
   test::expect_refusal([&] { run(2, true); }, {"other values of adapter.base"});
 }
 
+/// The base is the same one, however parameters lie in buffers.
+TEST_F(Nf4Run, GoesOnFromBucketsInUnitsAndInStages) {
+  config_.checkpoint.every = 3;
+  config_.parallel.bucket_mib = 0.01;
+  run(2, false, 3);
+  for (const int64_t pp : {1, 2}) {
+    config_.parallel.bucket_mib = 0.0;
+    config_.parallel.policy = plan::PolicyName::kFsdp;
+    config_.parallel.pp = pp;
+    resume_from_ = checkpoints() + "/step-00000003";
+    EXPECT_EQ(run(2, true).summary.steps, config_.train.steps) << pp;
+  }
+}
+
 TEST_F(Nf4Run, StagesTrainTheAdaptersOfTheModelInOnePiece) {
   config_.model.n_layers = 4;
   config_.model.weights.clear();

@@ -122,9 +122,10 @@ struct Nf4Tables {
 };
 const Nf4Tables& tables_on(at::Device device) {
   static std::mutex mutex;
-  static std::map<std::pair<at::DeviceType, int64_t>, Nf4Tables> tables;
+  // Never destroyed: at the end of a process a device may be gone before its tensors.
+  static auto* const tables = new std::map<std::pair<at::DeviceType, int64_t>, Nf4Tables>;
   const std::scoped_lock lock(mutex);
-  return tables.try_emplace({device.type(), device.index()}, device).first->second;
+  return tables->try_emplace({device.type(), device.index()}, device).first->second;
 }
 
 /// body(first number, numbers, their blocks) for each piece.

@@ -64,8 +64,10 @@ bool casts_swiglu(const std::optional<Fp8Recipe>& fp8) {
 at::Tensor swiglu_feed_forward(const at::Tensor& x, at::TensorList gate_up, const at::Tensor& down,
                                const at::Tensor& residual, const Fp8Recipe& in, const Fp8Recipe& out,
                                Output output, const JointPtr& joint) {
-  return SwigluFeedForwardFunction::apply(x, gate_up, down, residual, in, out, output, keep_for_backward(),
-                                          joint);
+  std::vector<at::Tensor> weights = gate_up.vec();
+  weights.push_back(down);
+  return SwigluFeedForwardFunction::apply(x, gate_up, down, residual, in, out, output,
+                                          keep_for_backward(weights, {}), joint);
 }
 
 }  // namespace trireme::nn

@@ -47,17 +47,25 @@ int64_t elements(const FlatUnit& unit) {
   return sum;
 }
 
-int64_t whole_bytes(const FlatUnit& unit, at::ScalarType compute) {
-  const int64_t frozen = unit.frozen() == nullptr ? 0 : unit.frozen()->layout().numel();
-  return (unit.layout().numel() + frozen) * static_cast<int64_t>(c10::elementSize(compute));
+/// Of a unit's parameters, whole and on each of so many ranks that have a shard.
+struct ParameterBytes {
+  int64_t whole, kept;
+};
+ParameterBytes parameter_bytes(const FlatUnit& unit, at::ScalarType compute, int64_t shards) {
+  const int64_t trained = unit.layout().numel() * static_cast<int64_t>(c10::elementSize(compute));
+  const plan::UnitBuffers& buffers = unit.buffers();
+  const int64_t rest = unit.nf4() ? unit.nf4()->rest * static_cast<int64_t>(c10::elementSize(compute)) : 0,
+                frozen = buffers.frozen_bytes + (buffers.keeps_shard ? rest : 0);
+  return {trained + frozen,
+          trained / shards + (buffers.keeps_shard ? buffers.frozen_shard_bytes : buffers.frozen_bytes)};
 }
 
 std::vector<Row> rows_of(const std::vector<std::unique_ptr<FlatUnit>>& units, at::ScalarType compute,
                          int64_t shards) {
   std::vector<Row> rows;
   for (const auto& unit : units) {
-    const int64_t whole = whole_bytes(*unit, compute);
-    Row row{unit->name(), unit->name(), 1, elements(*unit), whole, whole / shards, unit->trainable()};
+    const ParameterBytes bytes = parameter_bytes(*unit, compute, shards);
+    Row row{unit->name(), unit->name(), 1, elements(*unit), bytes.whole, bytes.kept, unit->trainable()};
     if (rows.size() > 1 && rows.back().is_like(row)) {  // the root has a line of its own
       rows.back().last = row.last;
       ++rows.back().units;
@@ -85,7 +93,7 @@ std::string table_of(const std::vector<Row>& rows) {
 
 int64_t DataParallel::whole_bytes() const {
   int64_t sum = 0;
-  for (const auto& unit : units_) sum += parallel::whole_bytes(*unit, options_.compute);
+  for (const auto& unit : units_) sum += parameter_bytes(*unit, options_.compute, 1).whole;
   return sum;
 }
 

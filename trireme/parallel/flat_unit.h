@@ -78,6 +78,7 @@ class FlatUnit {
   }
   const std::optional<plan::Fp8Unit>& fp8() const { return fp8_unit_; }
   const std::optional<plan::Nf4Unit>& nf4() const { return nf4_unit_; }
+  const plan::UnitBuffers& buffers() const { return buffers_; }
   /// Null: no parameter is frozen for good.
   const FrozenPart* frozen() const { return frozen_.get(); }
   /// Replaces the values of parameters that are frozen for good, between steps. No communication.
@@ -86,6 +87,8 @@ class FlatUnit {
   const plan::FlatEntry* frozen_entry(const std::string& parameter) const;
   /// All parameters that are frozen for good, as FrozenPart::gathered(). Collective where they are sharded.
   at::Tensor whole_frozen() const;
+  /// One of them, which frozen_entry() has found, of what whole_frozen() returned.
+  at::Tensor frozen_value(const at::Tensor& gathered, const plan::FlatEntry& entry) const;
   /// Calls `body` with the names and values, of their shapes and on the device, of parameters that are frozen
   /// for good. Collective for policies that shard parameters.
   void visit_frozen(const std::function<void(const plan::FlatEntry&, const at::Tensor&)>& body) const;

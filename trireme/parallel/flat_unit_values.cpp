@@ -203,6 +203,10 @@ const plan::FlatEntry* FlatUnit::frozen_entry(const std::string& parameter) cons
   return found == entries.end() ? nullptr : &*found;
 }
 
+at::Tensor FlatUnit::frozen_value(const at::Tensor& gathered, const plan::FlatEntry& entry) const {
+  return frozen_->value_of(gathered, static_cast<size_t>(&entry - frozen_->layout().entries().data()));
+}
+
 at::Tensor FlatUnit::whole_frozen() const {
   const comm::Subject subject(*groups_.shard, name_);
   return frozen_->gathered(*groups_.shard);
@@ -212,8 +216,8 @@ void FlatUnit::visit_frozen(
     const std::function<void(const plan::FlatEntry&, const at::Tensor&)>& body) const {
   if (!frozen_) return;
   const at::Tensor all = whole_frozen();
-  for (const plan::FlatEntry& entry : frozen_->layout().entries())
-    body(entry, all.narrow(0, entry.offset, entry.numel).view(entry.shape));
+  const auto& entries = frozen_->layout().entries();
+  for (size_t i = 0; i < entries.size(); ++i) body(entries[i], frozen_->value_of(all, i));
 }
 
 }  // namespace trireme::parallel

@@ -65,6 +65,14 @@ FrozenPart::FrozenPart(plan::FlatLayout layout, Params params, const Options& op
   adopt();
 }
 
+/// Data that are set anew are lent to nobody.
+FrozenPart::~FrozenPart() {
+  if (!in_nf4()) return;
+  const at::NoGradGuard no_grad;
+  for (size_t i = 0; i < params_.size(); ++i)
+    if (layout_.entries()[i].nf4) params_[i].second.set_data(place_of(i));
+}
+
 /// Elements of whole_ that stand for so many of the layout, which are whole blocks where these are kept.
 int64_t FrozenPart::kept_of(int64_t elements) const {
   return in_nf4() ? nf4_bytes(elements) : elements;
@@ -147,14 +155,16 @@ at::Tensor FrozenPart::gathered(comm::Group& group) const {
     all = at::empty(whole_.sizes(), shard_.options());
     group.all_gather(all, shard_);
   }
-  if (!in_nf4()) return all;
-  at::Tensor values = at::empty({layout_.numel()}, rest_.options());
-  kernels::nf4_decode(values, all.view({-1, kNf4Bytes}));
-  for (size_t i = 0; i < layout_.entries().size(); ++i) {
-    const plan::FlatEntry& entry = layout_.entries()[i];
-    if (!entry.nf4) values.narrow(0, entry.offset, entry.numel).copy_(whole_rest(i).view(-1));
-  }
-  return values;
+  return all;
+}
+
+at::Tensor FrozenPart::value_of(const at::Tensor& gathered, size_t index) const {
+  const plan::FlatEntry& entry = layout_.entries()[index];
+  if (!in_nf4()) return gathered.narrow(0, entry.offset, entry.numel).view(entry.shape);
+  if (!entry.nf4) return whole_rest(index);
+  at::Tensor values = at::empty({entry.numel}, rest_.options());
+  kernels::nf4_decode(values, blocks_in(gathered, entry.offset, entry.numel));
+  return values.view(entry.shape);
 }
 
 int64_t FrozenPart::bytes() const {

@@ -33,6 +33,11 @@ class FrozenPart {
   FrozenPart(plan::FlatLayout layout, Params params, const Options& options, bool comes_and_goes,
              comm::Group& group, StoragePool& pool, const Initializer& initializer);
 
+  /// Takes back what it has lent to linear layers; leaves in NF4 stay without memory.
+  ~FrozenPart();
+  FrozenPart(const FrozenPart&) = delete;
+  FrozenPart& operator=(const FrozenPart&) = delete;
+
   const plan::FlatLayout& layout() const { return layout_; }
   bool is_whole() const { return has_storage(whole_); }
 
@@ -49,9 +54,10 @@ class FrozenPart {
   /// Frees what was gathered; using it throws with `reason` then.
   void free(const std::string& reason);
 
-  /// All parameters on every rank, (layout().numel()) in the dtype of computation, decoded where they are in
-  /// NF4. Collective where they are sharded.
+  /// What gather() fills, of all parameters on every rank, for value_of(). Collective where they are sharded.
   at::Tensor gathered(comm::Group& group) const;
+  /// One parameter, of its shape in the dtype of computation, decoded where it is in NF4.
+  at::Tensor value_of(const at::Tensor& gathered, size_t index) const;
   /// Bytes that are kept from step to step.
   int64_t bytes() const;
   /// Bytes that whole parameters take beside them.

@@ -205,15 +205,14 @@ void load_frozen(DataParallel& engine, const std::string& path, const LoadOption
   engine.load_frozen(values_of(*reader));
 }
 
-std::string frozen_digest(DataParallel& engine) {
+std::string frozen_digest(DataParallel& engine, const std::vector<std::string>& names, at::ScalarType dtype) {
   const at::NoGradGuard no_grad;
+  DataParallel::Weights weights(engine);
   StreamingHash hash;
-  for (const auto& unit : engine.units()) {
-    unit->visit_frozen([&](const plan::FlatEntry& entry, const at::Tensor& held) {
-      beat();
-      const at::Tensor whole = engine.joined(entry, held).to(at::kCPU).contiguous();
-      hash.update(whole.data_ptr(), whole.nbytes());
-    });
+  for (const std::string& name : names) {
+    beat();
+    const at::Tensor whole = weights.whole(name).to(dtype);
+    hash.update(whole.data_ptr(), whole.nbytes());
   }
   return hex64(hash.digest());
 }

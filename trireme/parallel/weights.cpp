@@ -24,7 +24,7 @@ at::Tensor DataParallel::Weights::whole_frozen(size_t unit, const std::string& p
     gathered_frozen_ = unit;
   }
   const plan::FlatEntry& entry = *flat.frozen_entry(parameter);
-  return engine_.joined(entry, frozen_.narrow(0, entry.offset, entry.numel).view(entry.shape))
+  return engine_.joined(entry, flat.frozen_value(frozen_, entry))
       .to(at::kCPU, at::kFloat, /*non_blocking=*/false, /*copy=*/true);
 }
 

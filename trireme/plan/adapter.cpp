@@ -173,14 +173,14 @@ size_t attention_params(const UnitSpec& block, const ModelConfig& model) {
 int64_t decoded_bytes(const ModelFacts& facts, int64_t element_bytes, Device device) {
   int64_t most = 0;
   for (const UnitSpec& unit : facts.units) {
-    std::map<BlockLayer, int64_t> elements;
+    std::map<BlockLayer, int64_t> elements, scratch;
     for (const ParamSpec& param : unit.params) {
       if (!param.nf4) continue;
       const int64_t beside = device == Device::kCuda ? nf4_scratch(param.numel()) : 0;
-      int64_t& product = elements[*param.layer];
-      product += param.numel();
-      most = std::max(most, product * element_bytes + beside);
+      elements[*param.layer] += param.numel();
+      scratch[*param.layer] = std::max(scratch[*param.layer], beside);
     }
+    for (const auto& [layer, count] : elements) most = std::max(most, count * element_bytes + scratch[layer]);
   }
   return most;
 }

@@ -49,8 +49,12 @@ void check_units(const StepProgram& given, const StepProgram& planned) {
     if (here.name == there.name && here.numel == there.numel && here.trainable == there.trainable &&
         here.fp8 == there.fp8 && here.frozen == there.frozen && here.nf4 == there.nf4)
       continue;
-    throw ConfigError("unit {} is {} of {} elements and {} frozen ones, but in this run {} of {} and {}", i,
-                      here.name, here.numel, here.frozen, there.name, there.numel, there.frozen);
+    const auto described = [](const ProgramUnit& unit) {
+      return fmt::format("{} of {} elements and {} frozen ones{}{}{}", unit.name, unit.numel, unit.frozen,
+                         unit.fp8 ? ", in FP8" : "", unit.nf4 ? ", in NF4" : "",
+                         unit.trainable ? "" : ", not trained");
+    };
+    throw ConfigError("unit {} is {}, but in this run {}", i, described(here), described(there));
   }
 }
 

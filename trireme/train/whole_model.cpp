@@ -150,7 +150,11 @@ void WholeModel::save_weights(const std::string& path, const parallel::Notes& no
 }
 
 std::string WholeModel::base_digest() {
-  return parallel::frozen_digest(engine());
+  std::vector<std::string> names;
+  for (const plan::UnitSpec& unit : facts_.units) {
+    for (const plan::ParamSpec& param : unit.frozen()) names.push_back(param.name);
+  }
+  return parallel::frozen_digest(engine(), names, engine_options(config_, mesh_, fp8_history()).compute);
 }
 
 std::string WholeModel::weights_digest() {
