@@ -175,6 +175,7 @@ TEST_F(Nf4Run, GoesOnExactlyAndNotOnAnotherBase) {
 /// The base is the same one, however parameters lie in buffers.
 TEST_F(Nf4Run, GoesOnFromBucketsInUnitsAndInStages) {
   config_.checkpoint.every = 3;
+  config_.parallel.policy = plan::PolicyName::kDdp;
   config_.parallel.bucket_mib = 0.01;
   run(2, false, 3);
   for (const int64_t pp : {1, 2}) {
