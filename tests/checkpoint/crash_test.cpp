@@ -207,7 +207,7 @@ void begin_three(const CrashPlace& place) {
   for (const int64_t step : {2, 3}) save(store, kTwo, step);
 }
 
-/// What is set aside stays so, whenever the power goes.
+/// Files that are set aside stay so, whenever the power goes.
 TEST(Crash, GoingBackIsBegunOrNotAtEverySystemCallAndNeverUndone) {
   const CrashPlace place;
   begin_three(place);

@@ -1,5 +1,5 @@
 #pragma once
-// What a mistake says.
+// The message of a mistake.
 #include <gtest/gtest.h>
 
 #include <string>

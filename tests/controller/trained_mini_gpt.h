@@ -23,7 +23,7 @@ struct Outcome {
   uint64_t hash = 0;
 };
 
-/// How a model is trained: "" runs micro-batch after micro-batch.
+/// The way of training: a schedule of "" runs micro-batch after micro-batch.
 struct Way {
   std::string schedule = {};
   gt::Dtype products = gt::Dtype::kFp32;
@@ -75,7 +75,7 @@ inline Outcome train_as_rank(const std::shared_ptr<comm::World>& world, const mi
   return outcome;
 }
 
-/// On tp x stages ranks, or half of them; all have the same values, and placed the same program.
+/// Training on tp x stages ranks, or half of them; all have the same values, and placed the same program.
 inline Outcome run_mesh(const mini_gpt::Config& config, int64_t tp, const Way& way,
                         bool there_and_back = false) {
   std::mutex mutex;

@@ -28,7 +28,7 @@ TensorsByName tensors_of(const std::filesystem::path& path) {
   return tensors;
 }
 
-/// What a weight is in NF4.
+/// The values that a weight has in NF4.
 at::Tensor through_nf4(const at::Tensor& weight) {
   const at::Tensor values = weight.to(at::kFloat).contiguous().view(-1);
   at::Tensor blocks = at::empty({(values.numel() + kNf4Block - 1) / kNf4Block, kNf4Bytes}, at::kByte);

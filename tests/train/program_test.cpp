@@ -414,7 +414,7 @@ TEST_F(ProgramRun, SourcesOfAHeldOutMixtureAreValidatedForThemselves) {
   EXPECT_NE(refusal_of([&] { make_run_data(config_, {.train = mixture, .vocab_size = 16}); }), "");
 }
 
-/// What a function of the program throws goes on as it is, and a line says which function it was.
+/// Exceptions of the program's functions go on as they are, and a line says which function it was.
 TEST_F(ProgramRun, SaysWhichFunctionHasThrown) {
   const auto said_of = [&](const std::string& fails) {
     fails_ = fails;

@@ -109,7 +109,8 @@ void check_decoded(const at::Tensor& blocks, const at::Tensor& out) {
   check_nf4(blocks, out, dtype == at::kFloat || dtype == at::kBFloat16 || dtype == at::kHalf);
 }
 
-/// What operators look up, made once a device, since a copy from the host would end the recording of a pass.
+/// Tables that operators look up, made once a device, since a copy from the host would end the recording of a
+/// pass.
 struct Nf4Tables {
   at::Tensor bounds;  ///< (15)
   at::Tensor pairs;   ///< (256, 2): the two values of a byte

@@ -47,7 +47,7 @@ int64_t elements(const FlatUnit& unit) {
   return sum;
 }
 
-/// Of a unit's parameters, whole and on each of so many ranks that have a shard.
+/// Bytes of a unit's parameters, whole and on each of so many ranks that have a shard.
 struct ParameterBytes {
   int64_t whole, kept;
 };

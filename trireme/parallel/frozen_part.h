@@ -54,7 +54,7 @@ class FrozenPart {
   /// Frees what was gathered; using it throws with `reason` then.
   void free(const std::string& reason);
 
-  /// What gather() fills, of all parameters on every rank, for value_of(). Collective where they are sharded.
+  /// All parameters on every rank, as gather() fills them, for value_of(). Collective where they are sharded.
   at::Tensor gathered(comm::Group& group) const;
   /// One parameter, of its shape in the dtype of computation, decoded where it is in NF4.
   at::Tensor value_of(const at::Tensor& gathered, size_t index) const;

@@ -221,8 +221,8 @@ enum class AdapterKind { kNone, kLora, kDora };
 template <>
 inline constexpr auto kNames<AdapterKind> = std::to_array<std::string_view>({"none", "lora", "dora"});
 
-/// How the matrices of blocks under adapters are held; kModel: in the dtype of computation; kNf4: in four
-/// bits (base/nf4_format.h).
+/// The form in which matrices of blocks under adapters are held; kModel: in the dtype of computation; kNf4:
+/// in four bits (base/nf4_format.h).
 enum class AdapterBase { kModel, kNf4 };
 template <>
 inline constexpr auto kNames<AdapterBase> = std::to_array<std::string_view>({"model", "nf4"});

@@ -74,7 +74,7 @@ bool keeps_ring_output(const Config& config) {
   return config.memory.recompute == Recompute::kAllButAttention && settled_cp_kind(config) == CpKind::kRing;
 }
 
-/// What half of a block, its layers that make features and the one behind them, has to train.
+/// Half of a block, its layers that make features and the one behind them, by what it has to train.
 struct Half {
   bool is_there = false;
   bool trains_in = false, trains_out = false;  ///< the weights
@@ -91,7 +91,7 @@ struct Half {
   }
 };
 
-/// What the input of a half has no gradient of, nothing in it that depends on this input has.
+/// The exchanges of a half. Where its input has no gradient, none is sent back.
 struct HalfExchanges {
   UnitExchanges found;
   bool has_gradient;  ///< its output
@@ -157,8 +157,8 @@ UnitExchanges exchanges_of(const UnitSpec& unit, const Config& config, const Mod
   return found;
 }
 
-/// Of each of the units. Adapters leave what they have no part in without a gradient: the words, and what
-/// comes before the first of them. What another stage has sent has one.
+/// The exchanges of each unit. Adapters leave what they have no part in without a gradient: the words, and
+/// what comes before the first of them. What another stage has sent has one.
 std::vector<UnitExchanges> exchanges_of(const std::vector<UnitSpec>& units, const Config& config,
                                         const ModelFacts& facts) {
   const auto has_words = [&](const UnitSpec& unit) { return looks_up_words(unit, config.model); };

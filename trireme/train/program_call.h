@@ -8,8 +8,8 @@
 
 namespace trireme::train {
 
-/// What `function` of the program returns. Where it throws, a line of the log says in what, since its message
-/// need not; the exception goes on as it is, so that its exit code holds.
+/// Result of `function`, one of the program's. Where it throws, a line of the log says in what, since its
+/// message need not; the exception goes on as it is, so that its exit code holds.
 template <typename Function, typename... Args>
 auto call_of_program(const Function& function, fmt::format_string<Args...> in_what, Args&&... args) {
   try {
