@@ -37,13 +37,35 @@ def to_float8(model: Model, recipe: str, head: bool, gathers_float8: bool) -> No
                                module_filter_fn=lambda _, name: head or "head" not in name)
 
 
-def add_adapters(model: Model, rank: int, dtype: torch.dtype) -> None:
-    """PEFT's LoRA on every linear layer of the blocks: the base in bf16 and frozen, adapters in `dtype`."""
+LINEAR = ("qkv", "o", "up", "gate_up", "down")  # layers of a block
+
+
+def to_nf4(model: Model) -> None:
+    """The matrices of blocks as bitsandbytes' QLoRA has them, in blocks of 64 without double quantization."""
+    from bitsandbytes.nn import Linear4bit, Params4bit
+
+    for block in model.blocks:
+        for name in LINEAR:
+            if (layer := getattr(block, name, None)) is None:
+                continue
+            held = Linear4bit(layer.in_features, layer.out_features, bias=layer.bias is not None,
+                              compute_dtype=torch.bfloat16, compress_statistics=False, quant_type="nf4", device="meta")
+            held.weight = Params4bit(layer.weight.data, requires_grad=False, compress_statistics=False,
+                                     quant_type="nf4", module=held).to(layer.weight.device)
+            held.bias = layer.bias
+            setattr(block, name, held)
+    model.is_loaded_in_4bit = True  # PEFT asks
+
+
+def add_adapters(model: Model, rank: int, dtype: torch.dtype, nf4: bool) -> None:
+    """PEFT's LoRA on every linear layer of the blocks: the base in bf16 or NF4 and frozen, adapters in `dtype`."""
     from peft import LoraConfig, inject_adapter_in_model
 
     model.to(torch.bfloat16)
-    inject_adapter_in_model(LoraConfig(r=rank, lora_alpha=2 * rank, lora_dropout=0.0,
-                                       target_modules=["qkv", "o", "up", "gate_up", "down"]), model)
+    if nf4:
+        to_nf4(model)
+    inject_adapter_in_model(LoraConfig(r=rank, lora_alpha=2 * rank, lora_dropout=0.0, target_modules=list(LINEAR)),
+                            model)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_("lora_" in name)
         if parameter.requires_grad:
@@ -109,7 +131,7 @@ def train(setup: Setup) -> None:
         to_float8(model, options.fp8, options.fp8_head, gathers_float8=sharded)
     if options.lora:
         # FSDP2 wants the parameters of a block in one dtype.
-        add_adapters(model, options.lora, torch.bfloat16 if sharded else torch.float32)
+        add_adapters(model, options.lora, torch.bfloat16 if sharded else torch.float32, options.nf4)
     if options.ac:
         checkpoint_blocks(model)
     if options.compile:
@@ -153,7 +175,7 @@ def train(setup: Setup) -> None:
 
     seconds, losses = run_steps(setup, optimizer.param_groups, train_step)
     peer = {"peer": "torch", "strategy": options.strategy, "fp8": options.fp8,
-            "fp8_head": options.fp8_head, "ac": options.ac, "lora": options.lora,
+            "fp8_head": options.fp8_head, "ac": options.ac, "lora": options.lora, "nf4": options.nf4,
             "sdpa": options.sdpa} | ({"saves": saver.finish()} if saver else {})
     report(setup, peer, parameters, seconds, losses)
 
@@ -169,6 +191,7 @@ def main() -> None:
     parser.add_argument("--ac", action="store_true", help="recompute each block")
     parser.add_argument("--lora", type=int, default=0, metavar="RANK",
                         help="train adapters of this rank, by PEFT, on frozen bf16 weights")
+    parser.add_argument("--nf4", action="store_true", help="with --lora: hold blocks in NF4, by bitsandbytes")
     parser.add_argument("--sdpa", default="", help="name of an SDPBackend")
     add_save_options(parser)
     options = parser.parse_args()
@@ -176,6 +199,8 @@ def main() -> None:
         parser.error("--whole is for --strategy amp or ddp, in place of --compile")
     if options.strategy == "amp" and int(os.environ.get("WORLD_SIZE", 1)) > 1:
         parser.error("--strategy amp is for one GPU")
+    if options.nf4 and not (options.lora and options.strategy in ("amp", "ddp", "bf16")):
+        parser.error("--nf4 goes with --lora, without FSDP2")
     if options.save and not (options.save_after and options.save_to and options.device == "cuda"):
         parser.error("--save goes with --save-after and --save-to, on GPUs")
     setup = set_up(options)

@@ -1,5 +1,5 @@
-// NF4 against the values that its paper's authors publish, sought one by one in double; loops against
-// operators of ATen, which are what GPUs use.
+// NF4 against the values that its paper's authors publish, sought one by one in double; loops that
+// encode against operators of ATen, which are what GPUs encode by.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
@@ -157,11 +157,6 @@ TEST(Nf4, OperatorsComputeTheBitsOfTheLoops) {
     at::Tensor other = at::empty_like(blocks);
     nf4_encode_by_operators(other, values);
     ASSERT_TRUE(other.equal(blocks)) << count;
-    for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
-      at::Tensor out = at::empty({count}, dtype);
-      nf4_decode_by_operators(out, blocks);
-      EXPECT_TRUE(out.equal(nf4_decoded(blocks, count, dtype))) << count;
-    }
   }
 }
 

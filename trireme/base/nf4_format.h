@@ -10,15 +10,26 @@ inline constexpr int64_t kNf4CodeBytes = kNf4Block / 2;  ///< two codes a byte
 inline constexpr int64_t kNf4Bytes =
     kNf4CodeBytes + 4;  ///< of a block: its codes, then the magnitude in fp32
 
-/// Numbers that a GPU decodes at a time; whole blocks.
-inline constexpr int64_t kNf4Piece = int64_t{1} << 22;
-
-/// Bytes that a GPU takes to decode `count` numbers, beside the numbers: an index and a pair of values for
-/// two of them, and a last block.
-constexpr int64_t nf4_scratch(int64_t count) {
-  constexpr int64_t kOfNumber = 2 + 4 + 2;
-  return (count < kNf4Piece ? (count + kNf4Block - 1) / kNf4Block * kNf4Block : kNf4Piece) * kOfNumber;
-}
+/// The values of codes 0 to 15, as the paper's authors publish them.
+struct Nf4Values {
+  float of[16] = {-1.0F,
+                  -0.6961928009986877F,
+                  -0.5250730514526367F,
+                  -0.39491748809814453F,
+                  -0.28444138169288635F,
+                  -0.18477343022823334F,
+                  -0.09105003625154495F,
+                  0.0F,
+                  0.07958029955625534F,
+                  0.16093020141124725F,
+                  0.24611230194568634F,
+                  0.33791524171829224F,
+                  0.44070982933044434F,
+                  0.5626170039176941F,
+                  0.7229568362236023F,
+                  1.0F};
+};
+inline constexpr Nf4Values kNf4Values;
 
 /// Bytes of `count` numbers, which are whole blocks.
 constexpr int64_t nf4_bytes(int64_t count) {

@@ -9,6 +9,7 @@
 // Rows are vectorised where pointers and widths allow 16-byte accesses, and correct where they do not.
 #include <cstdint>
 
+#include "trireme/base/nf4_format.h"
 #include "trireme/kernels/counters.h"
 #include "trireme/kernels/fp8_format.h"
 #include "trireme/kernels/optimizer.h"
@@ -231,6 +232,12 @@ int fp8_transpose(void* out, const void* x, int64_t rows, int64_t columns, void*
 int fp8_amax_part(float* out, const float* x, int64_t count, void* stream);
 /// bytes (count) of e4m3. seen nullptr: amax is that of all elements that share the scale.
 int fp8_cast_part(void* bytes, const float* x, const float* amax, float* seen, int64_t count, void* stream);
+
+// Weights in NF4 (nf4.cu), as in nf4.h.
+
+/// out (count) = blocks decoded, which begin at a multiple of 4 bytes; the last may have more numbers.
+int nf4_decode(void* out, const uint8_t* blocks, const Nf4Values& table, int64_t count, Dtype dtype,
+               void* stream);
 
 // Random numbers (normal.cu), as in normal.h.
 

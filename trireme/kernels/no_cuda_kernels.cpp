@@ -141,6 +141,9 @@ int fp8_amax_part(float*, const float*, int64_t, void*) {
 int fp8_cast_part(void*, const float*, const float*, float*, int64_t, void*) {
   absent("fp8_cast_part");
 }
+int nf4_decode(void*, const uint8_t*, const Nf4Values&, int64_t, Dtype, void*) {
+  absent("nf4_decode");
+}
 int fill_normal(float*, int64_t, uint64_t, const Counters&, double, void*) {
   absent("fill_normal");
 }

@@ -170,17 +170,14 @@ size_t attention_params(const UnitSpec& block, const ModelConfig& model) {
   return static_cast<size_t>(behind - block.params.begin());
 }
 
-int64_t decoded_bytes(const ModelFacts& facts, int64_t element_bytes, Device device) {
+int64_t decoded_bytes(const ModelFacts& facts, int64_t element_bytes) {
   int64_t most = 0;
   for (const UnitSpec& unit : facts.units) {
-    std::map<BlockLayer, int64_t> elements, scratch;
+    std::map<BlockLayer, int64_t> elements;
     for (const ParamSpec& param : unit.params) {
-      if (!param.nf4) continue;
-      const int64_t beside = device == Device::kCuda ? nf4_scratch(param.numel()) : 0;
-      elements[*param.layer] += param.numel();
-      scratch[*param.layer] = std::max(scratch[*param.layer], beside);
+      if (param.nf4) elements[*param.layer] += param.numel();
     }
-    for (const auto& [layer, count] : elements) most = std::max(most, count * element_bytes + scratch[layer]);
+    for (const auto& [layer, count] : elements) most = std::max(most, count * element_bytes);
   }
   return most;
 }

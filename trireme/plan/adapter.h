@@ -65,9 +65,9 @@ void adapt(std::vector<UnitSpec>& units, const ModelConfig& model);
 /// How many of a block's parameters, the first ones, are those of its attention, adapters included.
 size_t attention_params(const UnitSpec& block, const ModelConfig& model);
 
-/// Bytes of the weights, decoded from four bits, of the largest product of a model's block, with what a GPU
-/// takes to decode them; 0 where none are held so.
-int64_t decoded_bytes(const ModelFacts& facts, int64_t element_bytes, Device device);
+/// Bytes of the weights, decoded from four bits, of the largest product of a model's block; 0 where none are
+/// held so.
+int64_t decoded_bytes(const ModelFacts& facts, int64_t element_bytes);
 
 /// Elements that are trained.
 int64_t trained_params(const ModelFacts& facts);

@@ -387,7 +387,7 @@ RankBytes bytes_of_rank(const Config& config, const ModelFacts& facts, const Bat
                   .activations = activation_bytes(facts, sequences, device),
                   .logits = logits_of_whole(config, facts, tokens, device),
                   .recomputed = recomputed_block(config, facts, sequences, device),
-                  .decoded = decoded_bytes(facts, bytes_of(config.precision.compute), device),
+                  .decoded = decoded_bytes(facts, bytes_of(config.precision.compute)),
                   .baseline = process_baseline(
                       device, batch.dp_size * config.parallel.pp * config.parallel.cp * config.parallel.tp)};
   const MeshShape mesh = MeshShape::fit(
