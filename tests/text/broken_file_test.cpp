@@ -90,6 +90,12 @@ TEST_F(BrokenFile, RefusesTwoTokensOfOneId) {
   expect_words(damage(file), {"'zzzz'", "both have the id 5"});
 }
 
+TEST_F(BrokenFile, RefusesTokensAroundTextsThatThereAreNot) {
+  json file = good("bert");
+  file["post_processor"]["sep"][1] = 5000;
+  expect_words(damage(file), {"post_processor", "5000", "vocabulary of"});
+}
+
 TEST_F(BrokenFile, RefusesSequencesWithoutEnd) {
   json file = good("gpt2");
   json nested = {{"type", "NFC"}};

@@ -80,6 +80,19 @@ uint32_t checksum_of_block(const Tokenizer& tokenizer, uint32_t first) {
   return crc.value();
 }
 
+/// Ids with and without the words that an encoder remembers, and the decoded text, of each of `texts`.
+void compare_each(const Tokenizer& tokenizer, const std::vector<std::string>& texts, const json& expected) {
+  ASSERT_EQ(expected["ids"].size(), texts.size());
+  Encoder encoder(tokenizer);
+  for (size_t i = 0; i < texts.size(); ++i) {
+    Ids ids;
+    encoder.encode(texts[i], ids);
+    ASSERT_EQ(ids, expected["ids"][i].get<Ids>()) << "text " << i << ": " << texts[i];
+    ASSERT_EQ(tokenizer.encode(texts[i]), ids) << "the words that an encoder remembers change text " << i;
+    ASSERT_EQ(tokenizer.decode(ids), expected["decoded"][i].get<std::string>()) << "text " << i;
+  }
+}
+
 }  // namespace
 
 std::string fixtures() {
@@ -106,16 +119,10 @@ void compare_texts(const std::string& folder, const std::string& name) {
   const Tokenizer tokenizer = load_tokenizer(file_of(folder, name));
   const json expected = read(folder + "/" + name + ".expected.json");
   const std::vector<std::string> texts = texts_in(folder);
-  ASSERT_EQ(expected["ids"].size(), texts.size());
   EXPECT_EQ(tokenizer.vocab_size(), expected["vocab_size"].get<int64_t>());
-  Encoder encoder(tokenizer);
-  for (size_t i = 0; i < texts.size(); ++i) {
-    Ids ids;
-    encoder.encode(texts[i], ids);
-    ASSERT_EQ(ids, expected["ids"][i].get<Ids>()) << "text " << i << ": " << texts[i];
-    ASSERT_EQ(tokenizer.encode(texts[i]), ids) << "the words that an encoder remembers change text " << i;
-    ASSERT_EQ(tokenizer.decode(ids), expected["decoded"][i].get<std::string>()) << "text " << i;
-  }
+  compare_each(tokenizer, texts, expected);
+  if (expected.contains("own"))
+    compare_each(tokenizer, expected["own"]["texts"].get<std::vector<std::string>>(), expected["own"]);
   for (size_t i = 0; i < expected["ids_with_special"].size(); ++i) {
     ASSERT_EQ(tokenizer.encode(texts[i], true), expected["ids_with_special"][i].get<Ids>()) << "text " << i;
     ASSERT_EQ(tokenizer.decode(expected["ids"][i].get<Ids>(), true),

@@ -6,28 +6,14 @@
 
 #include "tests/data/scratch.h"
 #include "tests/text/expected.h"
+#include "tests/text/gpt2_formats.h"
 #include "trireme/base/error.h"
-#include "trireme/text/byte_level.h"
 #include "trireme/text/load.h"
 
 namespace trireme::text::testing {
 namespace {
 
 using nlohmann::json;
-
-/// RFC 4648 as it stands.
-std::string base64(const std::string& bytes) {
-  const std::string digits = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-  std::string text;
-  for (size_t i = 0; i < bytes.size(); i += 3) {
-    uint32_t group = 0;
-    for (size_t k = 0; k < 3; ++k) {
-      group = group << 8 | (i + k < bytes.size() ? static_cast<unsigned char>(bytes[i + k]) : 0u);
-    }
-    for (size_t k = 0; k < 4; ++k) text += i + k > bytes.size() ? '=' : digits[group >> (18 - 6 * k) & 63];
-  }
-  return text;
-}
 
 class FileFormats : public ::testing::Test {
  protected:
@@ -52,14 +38,7 @@ class FileFormats : public ::testing::Test {
     }
   }
 
-  /// The vocabulary as tiktoken's file.
-  std::string ranks() const {
-    std::string lines;
-    for (const auto& [token, id] : model_["vocab"].items()) {
-      if (token != "<|endoftext|>") lines += base64(*spelled_bytes(token)) + " " + id.dump() + "\n";
-    }
-    return lines;
-  }
+  std::string ranks() const { return ranks_of_tiktoken(model_); }
 
   json model_;
   std::vector<std::string> texts_;
@@ -67,12 +46,8 @@ class FileFormats : public ::testing::Test {
 };
 
 TEST_F(FileFormats, Gpt2sTwoFiles) {
-  std::string merges = "#version: 0.2\n";
-  for (const json& merge : model_["merges"]) {
-    merges += merge[0].get<std::string>() + " " + merge[1].get<std::string>() + "\n";
-  }
   scratch_.write("vocab.json", model_["vocab"].dump());
-  scratch_.write("merges.txt", merges);
+  scratch_.write("merges.txt", merges_txt_of(model_));
   expect_same_ids(load_tokenizer(scratch_.path("")));
 }
 

@@ -8,6 +8,10 @@
 namespace trireme::text::testing {
 namespace {
 
+constexpr uint64_t kTexts = 10'000'000;
+constexpr uint64_t kOfAKind =
+    2'500'000;  // files of four kinds, which are ten million in all; templates; patterns
+
 /// Minutes of a core.
 class TextLong : public ::testing::Test {
  protected:
@@ -17,12 +21,32 @@ class TextLong : public ::testing::Test {
   }
 };
 
-TEST_F(TextLong, DamagedFiles) {
-  fuzz_files(100'000);
+TEST_F(TextLong, TokenizerJson) {
+  fuzz_tokenizer_json(kOfAKind);
 }
 
-TEST_F(TextLong, DamagedTexts) {
-  fuzz_texts(10'000'000 / tokenizers_in(fixtures()).size());
+TEST_F(TextLong, Gpt2Files) {
+  fuzz_gpt2_files(kOfAKind);
+}
+
+TEST_F(TextLong, SentencePieceModels) {
+  fuzz_sentencepiece(kOfAKind);
+}
+
+TEST_F(TextLong, Tiktoken) {
+  fuzz_tiktoken(kOfAKind);
+}
+
+TEST_F(TextLong, ChatTemplates) {
+  fuzz_chat_templates(kOfAKind);
+}
+
+TEST_F(TextLong, Patterns) {
+  fuzz_patterns(kOfAKind);
+}
+
+TEST_F(TextLong, Texts) {
+  fuzz_texts(kTexts);
 }
 
 TEST_F(TextLong, EqualsPythonOnMegabytesOfText) {

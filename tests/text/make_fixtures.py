@@ -238,13 +238,35 @@ TOKENIZERS = {
 }
 
 
+# User-defined symbols overlap, hold each other, spaces and characters that would be replaced, and stand alone.
+SYMBOLS = dict(user_defined_symbols=["<mask>", "fox", "fox jumps", "ab", "abc", "bcd", "cafe\u0301", "\ufb01", "\u2581\u2581", "aaaa", "\n\n", "5",
+                                     "\u4e2d", "\U0001f600", "  x"],
+               control_symbols=["[CLS]", "[SEP]", "<|endoftext|>"])
 SENTENCEPIECES = {
     "sp_unigram": dict(model_type="unigram", vocab_size=380),
     "sp_unigram_bytes": dict(model_type="unigram", vocab_size=620, byte_fallback=True, character_coverage=0.98),
     "sp_bpe": dict(model_type="bpe", vocab_size=420, add_dummy_prefix=False),
     "sp_bpe_bytes": dict(model_type="bpe", vocab_size=640, byte_fallback=True, character_coverage=0.98,
                          remove_extra_whitespaces=False, allow_whitespace_only_pieces=True),
+    "sp_unigram_symbols": dict(model_type="unigram", vocab_size=420, **SYMBOLS),
+    "sp_bpe_symbols": dict(model_type="bpe", vocab_size=680, byte_fallback=True, character_coverage=0.98,
+                           remove_extra_whitespaces=False, **SYMBOLS),
 }
+
+
+def symbol_texts(count, seed):
+    """Symbols, what they begin and end with, and other characters, in disorder."""
+    draw = random.Random(seed)
+    symbols = SYMBOLS["user_defined_symbols"] + SYMBOLS["control_symbols"]
+    texts = []
+    for _ in range(count):
+        parts = []
+        for _ in range(draw.randint(1, 12)):
+            symbol = draw.choice(symbols)
+            cut = draw.randint(0, len(symbol))
+            parts.append(draw.choice([symbol, symbol[:cut], symbol[cut:], " ", "a", "e", "\u2581", "\u3000", "zz"]))
+        texts.append("".join(parts))
+    return texts
 
 
 class Processor:
@@ -328,8 +350,11 @@ def main():
     if options.only in (None, "learned"):
         dump(options.output / "learned.json", learned())
 
-    def write(name, tokenizer, special):
+    def write(name, tokenizer, special, own=()):
         result = expected(tokenizer, texts, special)
+        if own:
+            ids = [tokenizer.encode(text).ids for text in own]
+            result["own"] = {"texts": own, "ids": ids, "decoded": [tokenizer.decode(one) for one in ids]}
         if not options.no_code_points:
             result["code_points"] = checksums(tokenizer)
         dump(options.output / f"{name}.expected.json", result)
@@ -343,7 +368,7 @@ def main():
         if options.only in (None, name):
             model = sentencepiece_model(**training)
             (options.output / f"{name}.model").write_bytes(model)
-            write(name, Processor(model), special=0)
+            write(name, Processor(model), special=0, own=symbol_texts(200, options.seed) if "control_symbols" in training else ())
 
 
 if __name__ == "__main__":

@@ -39,6 +39,7 @@ class TokenFinder {
  public:
   /// `spelling`: how `token` looks in the texts.
   void add(const AddedToken& token, std::string_view spelling);
+  bool empty() const { return tokens_.empty(); }
   /// The parts of `text`, none of them empty.
   std::vector<Part> split(std::string_view text) const;
 

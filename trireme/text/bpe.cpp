@@ -115,6 +115,13 @@ Bpe Bpe::of_scores(Vocabulary vocabulary, const std::vector<std::optional<float>
   return model;
 }
 
+void Bpe::keep_whole(const std::vector<int32_t>& ids) {
+  for (const int32_t id : ids) {
+    const std::string content(vocabulary_.token(id).value_or(""));
+    whole_.add({.content = content, .id = id}, content);
+  }
+}
+
 bool Bpe::can_take_bytes() const {
   return !options_.byte_fallback && options_.continuing_subword_prefix.empty() &&
          options_.end_of_word_suffix.empty();
@@ -144,11 +151,21 @@ void Bpe::encode(std::string_view word, std::vector<int32_t>& ids) const {
     ids.push_back(*id);
     return;
   }
+  if (whole_.empty()) {
+    encode_part(word, ids);
+    return;
+  }
+  for (const Part& part : whole_.split(word)) {
+    part.token ? ids.push_back(*part.token) : encode_part(part.span.of(word), ids);
+  }
+}
+
+void Bpe::encode_part(std::string_view part, std::vector<int32_t>& ids) const {
   const size_t begin = ids.size();
   if (words_are_bytes_) {
-    add_bytes(word, ids);
+    add_bytes(part, ids);
   } else {
-    add_characters(word, ids);
+    add_characters(part, ids);
   }
   merge_word(merges_, ids, begin);
 }

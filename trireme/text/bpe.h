@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "trireme/text/added_tokens.h"
 #include "trireme/text/merge_table.h"
 #include "trireme/text/vocabulary.h"
 
@@ -47,6 +48,9 @@ class Bpe {
   /// From here on words are bytes instead of what spell_bytes() makes of them.
   void take_bytes();
 
+  /// Tokens that are taken wherever a text spells them, the longest first, and that merge with nothing.
+  void keep_whole(const std::vector<int32_t>& ids);
+
   /// Appends the tokens of `word`, which is well-formed UTF-8 unless words are bytes.
   void encode(std::string_view word, std::vector<int32_t>& ids) const;
 
@@ -54,6 +58,7 @@ class Bpe {
   Bpe(Vocabulary vocabulary, BpeOptions options)
       : vocabulary_(std::move(vocabulary)), options_(std::move(options)) {}
   void add_merges(const Pairs& pairs, const std::string& where);
+  void encode_part(std::string_view part, std::vector<int32_t>& ids) const;
   std::optional<int32_t> whole_word(std::string_view word) const;
   void add_characters(std::string_view word, std::vector<int32_t>& ids) const;
   void add_bytes(std::string_view word, std::vector<int32_t>& ids) const;
@@ -61,6 +66,7 @@ class Bpe {
   Vocabulary vocabulary_;
   BpeOptions options_;
   MergeTable merges_;
+  TokenFinder whole_;
   std::optional<int32_t> unknown_;
   bool words_are_bytes_ = false;
   std::array<int32_t, 256> byte_tokens_{};  ///< where words are bytes; -1: none

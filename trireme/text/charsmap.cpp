@@ -74,17 +74,8 @@ void Charsmap::append(std::string& result, std::string_view grapheme) const {
   }
 }
 
-std::string Charsmap::apply_longest(std::string_view text) const {
-  if (units_.empty()) return std::string(text);
-  std::string result;
-  result.reserve(text.size());
-  for (size_t i = 0; i < text.size();) {
-    const auto entry = find(text.substr(i), true);
-    const size_t length = entry ? entry->length : character_length(text[i]);
-    result += entry ? entry->replacement : text.substr(i, length);
-    i += length;
-  }
-  return result;
+std::optional<Charsmap::Entry> Charsmap::longest(std::string_view text) const {
+  return units_.empty() ? std::nullopt : find(text, true);
 }
 
 std::string Charsmap::apply(std::string_view text) const {

@@ -21,15 +21,15 @@ class Charsmap {
   /// EnvironmentError in a build without utf8proc unless the table is empty.
   std::string apply(std::string_view text) const;
 
-  /// As SentencePiece applies it: at each place the longest text in the table is replaced.
-  std::string apply_longest(std::string_view text) const;
-
- private:
   /// A text in the table that another one begins with.
   struct Entry {
     size_t length;
     std::string_view replacement;
   };
+  /// The longest one, which is what SentencePiece replaces.
+  std::optional<Entry> longest(std::string_view text) const;
+
+ private:
   std::optional<Entry> find(std::string_view text, bool longest) const;
   void append(std::string& result, std::string_view grapheme) const;
 

@@ -39,7 +39,7 @@ Tokenizer tokenizer_from_json(const std::string& path);
 Tokenizer tokenizer_from_gpt2(const std::string& vocab_path, const std::string& merges_path);
 
 /// SentencePiece's .model of type unigram or BPE. Throws ConfigError for other types and for what is not
-/// read: user-defined and unused symbols, and spaces as suffixes or not escaped.
+/// read: unused symbols, and spaces as suffixes or not escaped.
 Tokenizer tokenizer_from_sentencepiece(const std::string& path);
 
 /// tiktoken's file of bytes in base64 with their ranks; it has no special tokens. `pattern` is the name of

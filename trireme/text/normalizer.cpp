@@ -105,7 +105,7 @@ struct ApplyStep {
   std::string operator()(const NmtCleaning&) const { return clean_for_nmt(text); }
   std::string operator()(const SpellBytes&) const { return spell_bytes(text); }
   std::string operator()(const Charsmap& charsmap) const { return charsmap.apply(text); }
-  std::string operator()(const LongestReplacements& step) const { return step.charsmap.apply_longest(text); }
+  std::string operator()(const SentencePieceNormalizer& step) const { return step.apply(text); }
 };
 
 }  // namespace

@@ -9,6 +9,7 @@
 #include "trireme/text/charsmap.h"
 #include "trireme/text/json_view.h"
 #include "trireme/text/normal_form.h"
+#include "trireme/text/sentencepiece_normalizer.h"
 #include "trireme/text/split.h"
 
 namespace trireme::text {
@@ -29,13 +30,10 @@ struct Prepend {  ///< before a text that is not empty
 struct BertCleaning {
   bool clean_text, handle_chinese_chars, strip_accents, lowercase;
 };
-struct NmtCleaning {};        ///< control characters away, unusual spaces to a space
-struct LongestReplacements {  ///< of SentencePiece's own normaliser
-  Charsmap charsmap;
-};
-struct SpellBytes {};  ///< GPT-2's alphabet for bytes, see byte_level.h
+struct NmtCleaning {};  ///< control characters away, unusual spaces to a space
+struct SpellBytes {};   ///< GPT-2's alphabet for bytes, see byte_level.h
 using NormalizerStep = std::variant<NormalForm, Lowercase, StripAccents, Strip, Replace, Prepend,
-                                    BertCleaning, NmtCleaning, SpellBytes, Charsmap, LongestReplacements>;
+                                    BertCleaning, NmtCleaning, SpellBytes, Charsmap, SentencePieceNormalizer>;
 
 using Normalizer = std::vector<NormalizerStep>;
 

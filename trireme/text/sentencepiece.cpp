@@ -12,8 +12,6 @@
 namespace trireme::text {
 namespace {
 
-constexpr const char* kSpaceSymbol = "\xe2\x96\x81";  // U+2581
-
 enum class PieceType { kNormal = 1, kUnknown = 2, kControl = 3, kUserDefined = 4, kUnused = 5, kByte = 6 };
 enum class ModelType { kUnigram = 1, kBpe = 2 };
 
@@ -157,6 +155,12 @@ SentencePieceFile read_sentencepiece(const std::string& path) {
       path, feature);
 }
 
+/// Not unused pieces, which are cut up again after they were put together.
+bool is_read(PieceType type) {
+  return type == PieceType::kNormal || type == PieceType::kUnknown || type == PieceType::kControl ||
+         type == PieceType::kUserDefined || type == PieceType::kByte;
+}
+
 void check_features(const SentencePieceFile& file, const std::string& path) {
   if (file.type != ModelType::kUnigram && file.type != ModelType::kBpe)
     refuse_feature(path,
@@ -164,10 +168,10 @@ void check_features(const SentencePieceFile& file, const std::string& path) {
   if (file.spaces_are_suffixes) refuse_feature(path, "treat_whitespace_as_suffix");
   if (!file.escape_whitespaces) refuse_feature(path, "escape_whitespaces=false");
   for (const SentencePiece& piece : file.pieces) {
-    const bool is_read = piece.type == PieceType::kNormal || piece.type == PieceType::kUnknown ||
-                         piece.type == PieceType::kControl || piece.type == PieceType::kByte;
-    if (!is_read)
-      refuse_feature(path, fmt::format("the user-defined or unused symbol '{}'", printable_line(piece.text)));
+    if (!is_read(piece.type)) {
+      refuse_feature(path, fmt::format("the piece '{}' of type {}", printable_line(piece.text),
+                                       static_cast<int>(piece.type)));
+    }
     if (!is_utf8(piece.text) || !std::isfinite(piece.score)) {
       throw DataError("[text.sentencepiece] {}: '{}' is no UTF-8 or has no finite score; get the file again",
                       path, printable_line(piece.text));
@@ -175,19 +179,14 @@ void check_features(const SentencePieceFile& file, const std::string& path) {
   }
 }
 
-/// The space in front is there, too, where replacements leave nothing of a text; where spaces at the end go,
-/// so does it.
+/// User-defined pieces are left as they are, even where a replacement begins with the same characters.
 Normalizer normalizer_of(const SentencePieceFile& file, const std::string& path) {
-  const LongestReplacements replacements{Charsmap(file.charsmap, path)};
-  const Replace escape{std::string(" "), kSpaceSymbol};
-  if (!file.remove_extra_whitespaces) {
-    if (file.add_dummy_prefix) return {Prepend{" "}, replacements, escape};
-    return {replacements, escape};
+  Trie kept;
+  for (const SentencePiece& piece : file.pieces) {
+    if (piece.type == PieceType::kUserDefined) kept.insert(piece.text, 0);
   }
-  const Replace at_begin{Regex(R"(\A +)"), ""}, repeated{Regex(" +"), " "};
-  const Replace at_end{Regex("(?:" + std::string(kSpaceSymbol) + R"()+\z)"), ""};
-  if (file.add_dummy_prefix) return {replacements, at_begin, repeated, Prepend{" "}, escape, at_end};
-  return {replacements, at_begin, repeated, escape, at_end};
+  return {SentencePieceNormalizer{Charsmap(file.charsmap, path), std::move(kept), file.add_dummy_prefix,
+                                  file.remove_extra_whitespaces}};
 }
 
 size_t unknown_of(const SentencePieceFile& file, const std::string& path) {
@@ -201,27 +200,34 @@ size_t unknown_of(const SentencePieceFile& file, const std::string& path) {
 Model bpe_of(const SentencePieceFile& file, const std::string& unknown, const std::string& path) {
   Vocabulary vocabulary;
   std::vector<std::optional<float>> scores;
+  std::vector<int32_t> whole;
   for (const SentencePiece& piece : file.pieces) {
-    vocabulary.add(piece.text, static_cast<int64_t>(scores.size()), path);
+    const auto id = static_cast<int32_t>(scores.size());
+    vocabulary.add(piece.text, id, path);
+    if (piece.type == PieceType::kUserDefined) whole.push_back(id);
     scores.push_back(piece.type == PieceType::kNormal ? std::optional(piece.score) : std::nullopt);
   }
-  return Bpe::of_scores(std::move(vocabulary), scores,
-                        {.unknown = unknown, .fuse_unknown = true, .byte_fallback = file.byte_fallback},
-                        path);
+  Bpe model =
+      Bpe::of_scores(std::move(vocabulary), scores,
+                     {.unknown = unknown, .fuse_unknown = true, .byte_fallback = file.byte_fallback}, path);
+  model.keep_whole(whole);
+  return model;
 }
 
 Model unigram_of(const SentencePieceFile& file, size_t unknown, const std::string& path) {
   Unigram::Pieces pieces;
-  std::vector<bool> not_in_text;
+  std::vector<bool> not_in_text, preferred;
   for (const SentencePiece& piece : file.pieces) {
     pieces.emplace_back(piece.text, static_cast<double>(piece.score));
-    not_in_text.push_back(piece.type != PieceType::kNormal);
+    preferred.push_back(piece.type == PieceType::kUserDefined);
+    not_in_text.push_back(piece.type != PieceType::kNormal && !preferred.back());
   }
   return Unigram(pieces,
                  {.unknown = static_cast<int64_t>(unknown),
                   .byte_fallback = file.byte_fallback,
                   .single_precision = true,
-                  .not_in_text = not_in_text},
+                  .not_in_text = not_in_text,
+                  .preferred = preferred},
                  path);
 }
 

@@ -35,6 +35,19 @@ std::vector<AddedToken> added_tokens_from(const JsonView& root, const Vocabulary
   return tokens;
 }
 
+/// Throws DataError for a token around texts that the vocabulary does not have.
+void check_tokens_around(const PostProcessor& processor, int64_t vocab_size, const JsonView& json) {
+  for (const Template& tokens : processor) {
+    for (const std::optional<int32_t>& id : tokens) {
+      if (id && *id >= vocab_size) {
+        json.refuse(
+            fmt::format("puts the token {} around texts, outside the vocabulary of {}; get the file again",
+                        *id, vocab_size));
+      }
+    }
+  }
+}
+
 }  // namespace
 
 Tokenizer tokenizer_from_json(const std::string& path) {
@@ -52,7 +65,10 @@ Tokenizer tokenizer_from_json(const std::string& path) {
   if (root.has("post_processor")) parts.post_processor = post_processor_from(root.at("post_processor"));
   if (root.has("decoder")) parts.decoder = decoder_from(root.at("decoder"));
   parts.added = AddedTokens(added_tokens_from(root, vocabulary_of(parts.model)), parts.normalizer);
-  return Tokenizer(std::move(parts));
+  const PostProcessor around = parts.post_processor;
+  Tokenizer tokenizer(std::move(parts));
+  if (!around.empty()) check_tokens_around(around, tokenizer.vocab_size(), root.at("post_processor"));
+  return tokenizer;
 }
 
 }  // namespace trireme::text

@@ -25,6 +25,13 @@ class Trie {
     }
   }
 
+  /// The length of the longest text that `text` begins with; 0: there is none.
+  size_t longest_prefix(std::string_view text) const {
+    size_t longest = 0;
+    prefixes(text, [&](size_t length, int32_t) { longest = length; });
+    return longest;
+  }
+
  private:
   static constexpr int32_t kRoot = 0;
   static constexpr int32_t kNone = -1;

@@ -22,12 +22,14 @@ struct Unigram::Node {
 };
 
 Unigram::Unigram(const Pieces& pieces, const Options& options, const std::string& where)
-    : byte_fallback_(options.byte_fallback), single_precision_(options.single_precision) {
+    : byte_fallback_(options.byte_fallback),
+      single_precision_(options.single_precision),
+      preferred_(options.preferred) {
   double least = std::numeric_limits<double>::infinity();
   const auto is_in_text = [&](size_t id) { return options.not_in_text.empty() || !options.not_in_text[id]; };
   for (const auto& [token, score] : pieces) {
     vocabulary_.add(token, static_cast<int64_t>(scores_.size()), where);
-    if (is_in_text(scores_.size())) least = std::min(least, score);
+    if (is_in_text(scores_.size()) && !is_preferred(scores_.size())) least = std::min(least, score);
     scores_.push_back(score);
   }
   // The last one of equal tokens counts, and a trie keeps the first that it is given.
@@ -43,6 +45,17 @@ Unigram::Unigram(const Pieces& pieces, const Options& options, const std::string
         where, *options.unknown, pieces.size());
   }
   unknown_ = static_cast<int32_t>(*options.unknown);
+}
+
+bool Unigram::is_preferred(size_t id) const {
+  return !preferred_.empty() && preferred_[id];
+}
+
+/// Of a token of `length` bytes. Logarithms of probabilities are negative, so that one that is not is chosen;
+/// of two that overlap the longer one is, as in SentencePiece.
+double Unigram::score_of(int32_t id, size_t length) const {
+  const auto place = static_cast<size_t>(id);
+  return is_preferred(place) ? rounded(0.1 * static_cast<double>(length - 1)) : scores_[place];
 }
 
 double Unigram::rounded(double score) const {
@@ -68,7 +81,7 @@ std::vector<Unigram::Node> Unigram::best_ways(std::string_view word) const {
     const double score = ways[begin].score;
     bool has_character = false;
     trie_.prefixes(word.substr(begin), [&](size_t length, int32_t id) {
-      offer(begin, begin + length, id, scores_[static_cast<size_t>(id)] + score);
+      offer(begin, begin + length, id, score_of(id, length) + score);
       has_character |= length == character;
     });
     if (!has_character) offer(begin, begin + character, unknown(), unknown_score_ + score);

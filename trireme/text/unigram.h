@@ -21,6 +21,8 @@ class Unigram {
     bool byte_fallback = false;           ///< unknown characters are spelled as <0x0A>
     bool single_precision = false;        ///< of sums, as in SentencePiece
     std::vector<bool> not_in_text = {};   ///< by id, tokens that no text spells; empty: there are none
+    /// By id, tokens that are chosen wherever they are spelled, whatever their score; empty: there are none.
+    std::vector<bool> preferred = {};
   };
 
   /// Tokens with their log probabilities; an id is a place in `pieces`. Throws DataError naming `where` for
@@ -40,12 +42,15 @@ class Unigram {
   void add_token(std::string_view token, std::vector<int32_t>& ids) const;
   int32_t unknown() const;
   double rounded(double score) const;
+  bool is_preferred(size_t id) const;
+  double score_of(int32_t id, size_t length) const;
 
   Vocabulary vocabulary_;
   std::vector<double> scores_;  ///< by id
   Trie trie_;
   std::optional<int32_t> unknown_;
   bool byte_fallback_, single_precision_;
+  std::vector<bool> preferred_;  ///< by id, or empty
   double unknown_score_;
 };
 
