@@ -4,6 +4,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "tests/support/refusal.h"
 #include "trireme/base/build_info.h"
 #include "trireme/base/env.h"
 #include "trireme/base/error.h"
@@ -15,16 +16,6 @@ namespace {
 
 using plan::Device;
 
-template <typename Expected, typename Action>
-std::string refusal_of(Action action) {
-  try {
-    action();
-  } catch (const Expected& error) {
-    return error.what();
-  }
-  return "";
-}
-
 TEST(ChooseRanks, DefaultsToAllGpusElseTwo) {
   EXPECT_EQ(choose_ranks({}, Device::kCuda, 8), 8);
   EXPECT_EQ(choose_ranks({}, Device::kCpu, 8), 2);
@@ -34,7 +25,7 @@ TEST(ChooseRanks, DefaultsToAllGpusElseTwo) {
 
 TEST(ChooseRanks, RefusesMoreRanksThanGpusAndNamesBothNumbers) {
   EXPECT_EQ(choose_ranks(4, Device::kCuda, 4), 4);
-  const std::string message = refusal_of<ConfigError>([] { choose_ranks(5, Device::kCuda, 4); });
+  const std::string message = test::failure_of<ConfigError>([] { choose_ranks(5, Device::kCuda, 4); });
   EXPECT_NE(message.find("-n 5"), std::string::npos) << message;
   EXPECT_NE(message.find("GPUs (4)"), std::string::npos) << message;
   EXPECT_NE(message.find("use -n 4"), std::string::npos) << message;
@@ -133,7 +124,7 @@ TEST(PlanRun, RefusesFp8ThatCannotBeOrPlansForBf16) {
   plan::Fp8Config& fp8 = config.precision.fp8;
   fp8.recipe = plan::Fp8::kTensorwise;
   EXPECT_LT(peak(Device::kCuda), bf16_on_gpu);
-  const std::string message = refusal_of<ConfigError>([&] { peak(Device::kCpu); });
+  const std::string message = test::failure_of<ConfigError>([&] { peak(Device::kCpu); });
   EXPECT_NE(message.find("set precision.fp8 to off, or precision.fp8_fallback to bf16"), std::string::npos)
       << message;
   fp8.fallback = plan::Fp8Fallback::kEmulate;

@@ -5,8 +5,8 @@
 #include <csignal>
 #include <fstream>
 
-#include "tests/controller/failure_of.h"
 #include "tests/controller/served.h"
+#include "tests/support/refusal.h"
 #include "trireme/base/error.h"
 #include "trireme/gt/nn.h"
 #include "trireme/gt/schedule.h"
@@ -20,12 +20,12 @@ TEST(Failures, AnInstructionThatFailsIsNamedToTheClient) {
   const Served served(2);
   const gt::Workers workers(served.program(), {});
   const gt::Tensor table = gt::randn({4, 3});
-  const std::string message = failure_of([&] {
+  const std::string message = test::failure_of([&] {
     const gt::Tensor rows = gt::nn::functional::embedding(gt::tensor(std::vector<int64_t>{1, 9}, {2}), table);
     rows.fetch().floats();
   });
-  expect_says(message, {"worker", "embedding", "9"});
-  EXPECT_FALSE(failure_of([&] { table.fetch().floats(); }).empty()) << "the session is over";
+  test::expect_mentions(message, {"worker", "embedding", "9"});
+  EXPECT_FALSE(test::failure_of([&] { table.fetch().floats(); }).empty()) << "the session is over";
 }
 
 TEST(Failures, AWorkerThatIsKilledIsNamedToTheClientSoon) {
@@ -35,11 +35,11 @@ TEST(Failures, AWorkerThatIsKilledIsNamedToTheClientSoon) {
   EXPECT_EQ(ones.sum().item(), 4);
   const auto begin = std::chrono::steady_clock::now();
   ::kill(served.pid_of(1), SIGKILL);
-  const std::string message = failure_of([&] {
+  const std::string message = test::failure_of([&] {
     for (int i = 0; i < 1000; ++i) ones.sum().item();
   });
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
-  expect_says(message, {"worker 1"});
+  test::expect_mentions(message, {"worker 1"});
   EXPECT_LT(seconds.count(), 5.0);
 }
 
@@ -49,8 +49,8 @@ TEST(Failures, AStoppedWorkerIsNamedToTheClient) {
   const gt::Tensor ones = gt::ones({2, 2});
   EXPECT_EQ(ones.sum().item(), 4);
   ::kill(served.pid_of(0), SIGSTOP);
-  const std::string message = failure_of([&] { (ones + ones).sum().item(); });
-  expect_says(message, {"worker 0"});
+  const std::string message = test::failure_of([&] { (ones + ones).sum().item(); });
+  test::expect_mentions(message, {"worker 0"});
   ::kill(served.pid_of(0), SIGCONT);
 }
 
@@ -59,17 +59,23 @@ TEST(Failures, MistakesAreErrorsOfTheirLines) {
   const Served served(1);
   const gt::Workers workers(served.program(), {});
   const gt::Tensor a = gt::randn({2, 3}), b = gt::randn({2, 3});
-  expect_says(failure_of([&] { gt::matmul(a, b); }), {"3 columns", "2 rows", "lost_worker_test.cpp:"});
-  expect_says(failure_of([&] { a.item(); }), {"one element"});
-  expect_says(failure_of([&] { gt::tensor(std::vector<float>{1, 2}, {3}); }), {"8 bytes", "12"});
+  test::expect_mentions(test::failure_of([&] { gt::matmul(a, b); }),
+                        {"3 columns", "2 rows", "lost_worker_test.cpp:"});
+  test::expect_mentions(test::failure_of([&] { a.item(); }), {"one element"});
+  test::expect_mentions(test::failure_of([&] {
+                          gt::tensor(std::vector<float>{1, 2}, {3});
+                        }),
+                        {"8 bytes", "12"});
   gt::Tensor whole = gt::full({2, 2}, 3), row = whole.slice(0, 0, 1);
-  expect_says(failure_of([&] { whole.add_(whole); }), {"memory another one shares", "lost_worker_test.cpp:"});
-  expect_says(failure_of([&] { row.add_(row); }), {"memory another one shares"});
+  test::expect_mentions(test::failure_of([&] { whole.add_(whole); }),
+                        {"memory another one shares", "lost_worker_test.cpp:"});
+  test::expect_mentions(test::failure_of([&] { row.add_(row); }), {"memory another one shares"});
   row = {};
   whole.add_(whole);
   EXPECT_EQ(whole.sum().item(), 24) << "the view has gone";
   EXPECT_EQ((a - a).sum().item(), 0) << "the session goes on";
-  expect_says(failure_of([&] { const gt::Workers more(served.program(), {}); }), {"has workers already"});
+  test::expect_mentions(test::failure_of([&] { const gt::Workers more(served.program(), {}); }),
+                        {"has workers already"});
 }
 
 TEST(Failures, HandlesDoNotOutliveTheirWorkers) {
@@ -84,9 +90,9 @@ TEST(Failures, HandlesDoNotOutliveTheirWorkers) {
   const gt::Workers workers(served.program(), {});
   const gt::Tensor other = gt::full({2}, 5);
   EXPECT_EQ(other.sum().item(), 10);
-  expect_says(failure_of([&] { old.item(); }), {"one element"});
-  expect_says(failure_of([&] { old.fetch(); }), {"workers that this thread had before"});
-  expect_says(failure_of([&] { old + other; }), {"workers that this thread had before"});
+  test::expect_mentions(test::failure_of([&] { old.item(); }), {"one element"});
+  test::expect_mentions(test::failure_of([&] { old.fetch(); }), {"workers that this thread had before"});
+  test::expect_mentions(test::failure_of([&] { old + other; }), {"workers that this thread had before"});
 }
 
 TEST(Failures, InPlaceOperationsDropNoGradientInSilence) {
@@ -95,7 +101,7 @@ TEST(Failures, InPlaceOperationsDropNoGradientInSilence) {
   gt::Tensor p = gt::full({2}, 2);
   p.requires_grad_();
   gt::Tensor q = p * 3.0;
-  expect_says(failure_of([&] { q.add_(p); }), {"no gradient passes add_", "x = x + y"});
+  test::expect_mentions(test::failure_of([&] { q.add_(p); }), {"no gradient passes add_", "x = x + y"});
   {
     const gt::no_grad guard;
     p.add_(gt::ones({2}));
@@ -103,7 +109,7 @@ TEST(Failures, InPlaceOperationsDropNoGradientInSilence) {
   EXPECT_EQ(p.sum().item(), 6);
   gt::Value value = p.fetch();
   value.floats();
-  expect_says(failure_of([&] { value.floats(); }), {"was read before"});
+  test::expect_mentions(test::failure_of([&] { value.floats(); }), {"was read before"});
 }
 
 /// The session goes on as if the micro-batches had been called for one by one.
@@ -132,10 +138,10 @@ TEST(Failures, ACallbackThatThrowsLeavesTheSessionWhole) {
     if (throws_at == -1) loss.item();
     return loss;
   };
-  expect_says(failure_of([&] { gt::schedule("1f1b", 4, loss_of); }), {"mine"});
+  test::expect_mentions(test::failure_of([&] { gt::schedule("1f1b", 4, loss_of); }), {"mine"});
   EXPECT_EQ(b.sum().item(), 12);
   throws_at = -1;
-  expect_says(failure_of([&] { gt::schedule("1f1b", 4, loss_of); }), {"call fetch() here"});
+  test::expect_mentions(test::failure_of([&] { gt::schedule("1f1b", 4, loss_of); }), {"call fetch() here"});
   a.zero_grad();
   b.zero_grad();
   throws_at = 9;
@@ -153,12 +159,13 @@ TEST(Failures, WhatThrowsWithinAScopeLeavesTheSessionWhole) {
   p.requires_grad_();
   {
     const gt::signal::context scope("both");
-    expect_says(failure_of([&] { (p * 2.0).backward(); }), {"root without a gradient is a scalar"});
+    test::expect_mentions(test::failure_of([&] { (p * 2.0).backward(); }),
+                          {"root without a gradient is a scalar"});
     (p * 2.0).sum().backward();
   }
   EXPECT_EQ(p.grad().sum().item(), 8);
   const std::vector<gt::Tensor> seven(7, gt::ones({2}));
-  expect_says(failure_of([&] { gt::cat(seven, 0); }), {"7 tensors for cat", "up to 6"});
+  test::expect_mentions(test::failure_of([&] { gt::cat(seven, 0); }), {"7 tensors for cat", "up to 6"});
   EXPECT_EQ(gt::cat({seven.begin(), seven.begin() + 6}, 0).sum().item(), 12);
 }
 

@@ -7,8 +7,8 @@
 #include <fstream>
 #include <iterator>
 
-#include "tests/controller/failure_of.h"
 #include "tests/controller/saved_run.h"
+#include "tests/support/refusal.h"
 #include "trireme/base/error.h"
 #include "trireme/checkpoint/safetensors.h"
 
@@ -181,7 +181,8 @@ class RefusedFiles {
 
   /// Loading the bad file says so, and changes nothing that a file has.
   void expect_refused(const std::vector<std::string>& says) {
-    expect_says(failure_of([&] { gt::load_training(bad_, program_.named(), program_.optimizer); }), says);
+    test::expect_mentions(
+        test::failure_of([&] { gt::load_training(bad_, program_.named(), program_.optimizer); }), says);
     expect_unchanged();
   }
   void expect_unchanged() {
@@ -235,8 +236,9 @@ TEST(SavedPrograms, RefuseFilesOfOtherProgramsAndChangeNothing) {
     gt::save(files.bad(), files.program().named());
     files.expect_refused({"tensors alone", "gt::load()"});
     gt::SGD other({files.program().used, files.program().idle}, 0.1);
-    expect_says(failure_of([&] { gt::load_training(files.good(), files.program().named(), other); }),
-                {"lacks 2 of its tensors", "optimizer.exp_avg"});
+    test::expect_mentions(
+        test::failure_of([&] { gt::load_training(files.good(), files.program().named(), other); }),
+        {"lacks 2 of its tensors", "optimizer.exp_avg"});
     files.expect_unchanged();
   });
 }
@@ -257,22 +259,22 @@ TEST(SavedPrograms, MistakesAreErrorsOfTheirLines) {
     SmallProgram program;
     const std::string path = saved_path("mistakes");
     const auto says = [&](const gt::nn::NamedTensors& named, const std::vector<std::string>& parts) {
-      expect_says(failure_of([&] { gt::save(path, named); }), parts);
+      test::expect_mentions(test::failure_of([&] { gt::save(path, named); }), parts);
     };
     says({{"a", program.used}, {"a", program.idle}}, {"'a' comes twice"});
     says({{"a", program.used}, {"b", program.used}}, {"'b' is of a tensor that has the name 'a'"});
     says({{"", program.used}}, {"is none for a tensor"});
     says({{"optimizer.a", program.used}}, {"begins as those of optimizers do"});
     says({{"a", gt::Tensor()}}, {"of an empty tensor"});
-    expect_says(failure_of([&] {
-                  gt::save_training(path, {{"used", program.used}}, program.optimizer, 1);
-                }),
-                {"fp32 (3)", "has no name"});
+    test::expect_mentions(test::failure_of([&] {
+                            gt::save_training(path, {{"used", program.used}}, program.optimizer, 1);
+                          }),
+                          {"fp32 (3)", "has no name"});
     EXPECT_FALSE(std::filesystem::exists(path));
     gt::save(path, program.named());
     const gt::Tensor view = program.used.slice(0, 0, 1);
-    expect_says(failure_of([&] { gt::load(path, program.named()); }),
-                {"memory another one shares", "saved_program_test.cpp:"});
+    test::expect_mentions(test::failure_of([&] { gt::load(path, program.named()); }),
+                          {"memory another one shares", "saved_program_test.cpp:"});
   });
 }
 

@@ -6,6 +6,7 @@
 
 #include <map>
 
+#include "tests/support/refusal.h"
 #include "trireme/base/error.h"
 #include "trireme/kernels/allocation_watch.h"
 #include "trireme/nn/init.h"
@@ -167,19 +168,10 @@ TEST(VisionModels, TakeProbabilitiesAsTargets) {
   EXPECT_NEAR(loss(mixed), 0.3 * loss(one) + 0.7 * loss(other), 1e-5);
 }
 
-std::string refusal_of(const std::function<void()>& act) {
-  try {
-    act();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "";
-}
-
 TEST(VisionModels, RefuseOtherImagesAndClasses) {
   const auto model = make(small_resnet());
   const auto of = [&](at::IntArrayRef shape) {
-    return refusal_of([&] { model->forward(at::zeros(shape)); });
+    return test::failure_of([&] { model->forward(at::zeros(shape)); });
   };
   EXPECT_EQ(of({2, 3, 16, 16}), "");
   EXPECT_NE(of({2, 1, 16, 16}).find("(2, 1, 16, 16)"), std::string::npos);
@@ -309,12 +301,12 @@ TEST(BatchNormLayer, KeepsWideStatisticsOfNarrowValues) {
 
 TEST(BatchNormLayer, RefusesOneValuePerChannelInTraining) {
   BatchNorm norm(3);
-  EXPECT_NE(refusal_of([&] {
+  EXPECT_NE(test::failure_of([&] {
               norm.forward(at::zeros({1, 3, 1, 1}));
             }).find("(1, 3, 1, 1)"),
             std::string::npos);
   norm.eval();
-  EXPECT_EQ(refusal_of([&] { norm.forward(at::zeros({1, 3, 1, 1})); }), "");
+  EXPECT_EQ(test::failure_of([&] { norm.forward(at::zeros({1, 3, 1, 1})); }), "");
 }
 
 TEST(GroupNormLayer, EqualsTorchs) {

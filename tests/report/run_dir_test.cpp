@@ -12,6 +12,7 @@
 #include <thread>
 
 #include "tests/report/temporary_folder.h"
+#include "tests/support/refusal.h"
 #include "trireme/base/build_info.h"
 #include "trireme/base/error.h"
 
@@ -29,17 +30,6 @@ const Manifest kManifest = {.command = "trireme train -n 2",
 /// Another attempt begins.
 void go_on(const RunDirectory& run, const Manifest& manifest = kManifest) {
   run.begin_attempt(std::ssize(run.attempts()) + 1, manifest);
-}
-
-/// The message of the Error that `action` throws, empty when it throws none.
-template <typename Expected, typename Action>
-std::string message_of(Action action) {
-  try {
-    action();
-  } catch (const Expected& error) {
-    return error.what();
-  }
-  return "";
 }
 
 TEST(RunDirectory, IsCompleteBeforeTheRunStarts) {
@@ -156,10 +146,11 @@ TEST(RunDirectory, OpenFollowsLatestAndStaysWithThatRun) {
 
 TEST(RunDirectory, OpenRefusesWhatIsNoRun) {
   const TemporaryFolder root;
-  EXPECT_NE(
-      message_of<ConfigError>([&] { RunDirectory::open(root.file("absent")); }).find(root.file("absent")),
-      std::string::npos);
-  EXPECT_NE(message_of<ConfigError>([&] { RunDirectory::open(root.path()); }).find("manifest.json"),
+  EXPECT_NE(test::failure_of<ConfigError>([&] {
+              RunDirectory::open(root.file("absent"));
+            }).find(root.file("absent")),
+            std::string::npos);
+  EXPECT_NE(test::failure_of<ConfigError>([&] { RunDirectory::open(root.path()); }).find("manifest.json"),
             std::string::npos);
   for (const char* damaged : {"", "{", "[]", "{}", R"({"schema": "other/1"})", R"({"schema": 7})"}) {
     write_file_atomic(root.file("manifest.json"), damaged);
@@ -494,7 +485,7 @@ TEST(RunDirectory, RefusesARootThatIsAFile) {
   const TemporaryFolder root;
   write_file_atomic(root.file("taken"), "x");
   const std::string message =
-      message_of<EnvironmentError>([&] { RunDirectory::create(root.file("taken"), "run", kManifest); });
+      test::failure_of<EnvironmentError>([&] { RunDirectory::create(root.file("taken"), "run", kManifest); });
   EXPECT_NE(message.find(root.file("taken")), std::string::npos) << message;
 }
 

@@ -14,6 +14,17 @@ inline void expect_mentions(const std::string& message, const std::vector<std::s
     EXPECT_NE(message.find(word), std::string::npos) << word << " in: " << message;
 }
 
+/// The message of the error of type `Expected` that `call` throws; empty: it throws nothing.
+template <typename Expected = Error, typename Call>
+std::string failure_of(const Call& call) {
+  try {
+    call();
+  } catch (const Expected& error) {
+    return error.what();
+  }
+  return {};
+}
+
 /// Expects `call` to throw one of our errors, whose text holds all of `words`.
 template <typename Call>
 void expect_refusal(const Call& call, const std::vector<std::string>& words) {

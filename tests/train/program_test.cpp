@@ -1,5 +1,6 @@
 // Data, metrics and callbacks of a program of one's own in a run: order, resume, early end, best weights.
 #include "trireme/train/program.h"
+#include "tests/support/refusal.h"
 
 #include <ATen/ATen.h>
 
@@ -82,15 +83,6 @@ Metric cross_entropy_again(const std::string& name, double sign) {
                                                            targets.flatten(), {}, at::Reduction::Sum);
             return std::vector<double>{sign * loss.item<double>(), static_cast<double>(targets.numel())};
           }};
-}
-
-std::string refusal_of(const std::function<void()>& body) {
-  try {
-    body();
-  } catch (const ConfigError& error) {
-    return error.what();
-  }
-  return {};
 }
 
 /// Throws in one of its functions.
@@ -242,7 +234,7 @@ TEST_F(ProgramRun, GoesOnExactlyWithWhatItsCallbacksKnow) {
   std::filesystem::remove_all(checkpoints());
   run_program(2, false, 3);
   end_at_ = 0;
-  const std::string said = refusal_of([&] { run_program(1, true); });
+  const std::string said = test::failure_of<ConfigError>([&] { run_program(1, true); });
   EXPECT_NE(said.find("1 callbacks"), std::string::npos) << said;
 }
 
@@ -286,26 +278,26 @@ TEST_F(ProgramRun, AMixtureGoesOnExactlyAndOnOtherRanks) {
     EXPECT_NEAR(step.loss, same, 1e-5 * same) << step.step;
   }
   weight_ = 0.5;
-  const std::string said = refusal_of([&] { run_program(1, true); });
+  const std::string said = test::failure_of<ConfigError>([&] { run_program(1, true); });
   EXPECT_NE(said.find("digest"), std::string::npos) << said;
 }
 
 TEST_F(ProgramRun, RefusesOtherSamplesOnResume) {
   run_program(1, false, 3);
   samples_ = 101;
-  const std::string said = refusal_of([&] { run_program(1, true); });
+  const std::string said = test::failure_of<ConfigError>([&] { run_program(1, true); });
   EXPECT_NE(said.find("100 samples"), std::string::npos) << said;
 }
 
 TEST_F(ProgramRun, RefusesAMonitorThatIsNotMeasured) {
   config_.train.monitor = "accurcy";
-  const std::string said = refusal_of([&] { run_program(1, false); });
+  const std::string said = test::failure_of<ConfigError>([&] { run_program(1, false); });
   EXPECT_NE(said.find("loss, right, again, minus"), std::string::npos) << said;
 }
 
 TEST_F(ProgramRun, RefusesMetricsThatCannotBeMeasured) {
   const auto said = [&](const Metric& metric) {
-    return refusal_of([&] { check_program({.metrics = {metric}}, config_); });
+    return test::failure_of<ConfigError>([&] { check_program({.metrics = {metric}}, config_); });
   };
   Metric good = share_of_right_tokens();
   EXPECT_EQ(said(good), "");
@@ -321,8 +313,8 @@ TEST_F(ProgramRun, RefusesMetricsThatCannotBeMeasured) {
   EXPECT_EQ(said(other), "");
   other.add = {};
   EXPECT_NE(said(other).find("no add()"), std::string::npos);
-  EXPECT_NE(refusal_of([&] { check_program({.metrics = {good, good}}, config_); }), "");
-  EXPECT_NE(refusal_of([&] { check_program({.callbacks = {nullptr}}, config_); }), "");
+  EXPECT_NE(test::failure_of<ConfigError>([&] { check_program({.metrics = {good, good}}, config_); }), "");
+  EXPECT_NE(test::failure_of<ConfigError>([&] { check_program({.callbacks = {nullptr}}, config_); }), "");
   config_.parallel.pp = 2;
   EXPECT_NE(said(good).find("parallel.pp=2"), std::string::npos);
 }
@@ -331,7 +323,7 @@ TEST_F(ProgramRun, RefusesDataThatDoesNotFit) {
   const auto samples = [](int64_t size, int64_t length) { return std::make_shared<CountedUp>(size, length); };
   const int64_t length = config_.data.seq_len;
   const auto said = [&](OwnTokens tokens) {
-    return refusal_of([&] { make_run_data(config_, std::move(tokens)); });
+    return test::failure_of<ConfigError>([&] { make_run_data(config_, std::move(tokens)); });
   };
   EXPECT_EQ(said({.train = samples(1, length), .vocab_size = 16}), "");
   EXPECT_NE(said({.train = nullptr, .vocab_size = 16}), "");
@@ -342,7 +334,8 @@ TEST_F(ProgramRun, RefusesDataThatDoesNotFit) {
   EXPECT_NE(said({.train = samples(1, length), .held_out = samples(0, length), .vocab_size = 16}), "");
   EXPECT_NE(said({.train = samples(1, length)}).find("vocab_size=0"), std::string::npos);
   const auto data = make_run_data(config_, {.train = samples(1, length), .vocab_size = 17});
-  EXPECT_NE(refusal_of([&] { data->check_fits(config_.model); }).find("at least 17"), std::string::npos);
+  EXPECT_NE(test::failure_of<ConfigError>([&] { data->check_fits(config_.model); }).find("at least 17"),
+            std::string::npos);
 }
 
 /// Wrong in one way of those that are possible.
@@ -411,7 +404,9 @@ TEST_F(ProgramRun, SourcesOfAHeldOutMixtureAreValidatedForThemselves) {
   EXPECT_EQ(deep->held_out_sets()[1].name, "all/short");
   EXPECT_DOUBLE_EQ(deep->held_out_sets()[1].weight, 0.125);
   config_.train.epochs = 1;
-  EXPECT_NE(refusal_of([&] { make_run_data(config_, {.train = mixture, .vocab_size = 16}); }), "");
+  EXPECT_NE(
+      test::failure_of<ConfigError>([&] { make_run_data(config_, {.train = mixture, .vocab_size = 16}); }),
+      "");
 }
 
 /// Exceptions of the program's functions go on as they are, and a line says which function it was.
@@ -486,9 +481,11 @@ TEST_F(ProgramRun, ACallbackMayComeToARunThatHadNone) {
 
 TEST_F(ProgramRun, NeedsAProgramAndATokenizerForASample) {
   config_.train.sample_tokens = 4;
-  EXPECT_NE(refusal_of([&] { run_program(1, false); }).find("no tokenizer"), std::string::npos);
+  EXPECT_NE(test::failure_of<ConfigError>([&] { run_program(1, false); }).find("no tokenizer"),
+            std::string::npos);
   config_.train.sample_tokens = 0;
-  EXPECT_NE(refusal_of([&] { run(1, false); }).find("data.path=program"), std::string::npos);
+  EXPECT_NE(test::failure_of<ConfigError>([&] { run(1, false); }).find("data.path=program"),
+            std::string::npos);
 }
 
 TEST(EarlyStop, ForgetsTheValuesOfAnotherMetric) {
