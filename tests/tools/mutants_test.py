@@ -1,7 +1,9 @@
 """Which faults a line can have, and that sources are put back whatever happens."""
 import dataclasses
 import json
+import os
 import pathlib
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -118,6 +120,54 @@ class Verdict(unittest.TestCase):
             raise KeyboardInterrupt
         with self.assertRaises(KeyboardInterrupt):
             self.run_with(interrupted, lambda: True)
+
+
+class Times(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.path = pathlib.Path(folder.name) / "f.cpp"
+        self.path.write_text(SOURCE)
+        os.utime(self.path, (1e9, 1e9))
+        root = mock.patch.object(mutants, "ROOT", pathlib.Path(folder.name))
+        root.start()
+        self.addCleanup(root.stop)
+        self.sources = mutants.Sources([pathlib.Path("f.cpp")])
+        self.room = mock.Mock()
+        self.room.builds.return_value = True
+        mutants.verdict(self.room, mutants.faults_of(pathlib.Path("f.cpp"), SOURCE)[0])
+        self.assertGreater(self.path.stat().st_mtime, 1e9, "no object with a fault is taken for one of the source")
+
+    def test_are_old_again_after_a_build(self):
+        times = []
+        self.room.builds.side_effect = lambda: times.append(self.path.stat().st_mtime) or True
+        self.sources.build_as_before(self.room)
+        self.assertGreater(times[0], 1e9)
+        self.assertEqual(self.path.stat().st_mtime, 1e9)
+
+    def test_stay_where_the_build_fails(self):
+        self.room.builds.return_value = False
+        self.sources.build_as_before(self.room)
+        self.assertGreater(self.path.stat().st_mtime, 1e9)
+
+    def test_stay_where_somebody_else_changed_the_source(self):
+        self.path.write_text(SOURCE + "// more\n")
+        self.sources.build_as_before(self.room)
+        self.assertGreater(self.path.stat().st_mtime, 1e9)
+
+    @unittest.skipUnless(shutil.which("ninja") and shutil.which("sh"), "there is no ninja")
+    def test_ninja_makes_nothing_anew_and_keeps_no_object_with_a_fault(self):
+        folder = self.path.parent
+        (folder / "build.ninja").write_text("rule copy\n  command = cp $in $out && echo x >>runs\nbuild f.o: copy f.cpp\n")
+        self.room.builds.side_effect = lambda: subprocess.run(["ninja", "-C", str(folder)], capture_output=True,
+                                                              check=False).returncode == 0
+        mutants.verdict(self.room, mutants.faults_of(pathlib.Path("f.cpp"), SOURCE)[0])
+        self.assertNotEqual((folder / "f.o").read_text(), SOURCE)
+        self.sources.build_as_before(self.room)
+        runs = (folder / "runs").read_text()
+        self.assertTrue(self.room.builds())
+        self.assertEqual((folder / "f.o").read_text(), SOURCE)
+        self.assertEqual((folder / "runs").read_text(), runs)
 
 
 # Stands for a program of googletest: FAILS names the test that fails; what ran is written down.
