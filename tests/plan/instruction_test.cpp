@@ -42,11 +42,12 @@ fetch t13 to=5
 )";
 
 std::string reading(const std::string& lines) {
-  return test::failure_of<ConfigError>([&] { program_from_text("trireme.program/1\n" + lines, "p.txt"); });
+  return trireme::test::failure_of<ConfigError>(
+      [&] { program_from_text("trireme.program/1\n" + lines, "p.txt"); });
 }
 
 std::string checking(const std::string& lines) {
-  return test::failure_of<ConfigError>(
+  return trireme::test::failure_of<ConfigError>(
       [&] { verify(program_from_text("trireme.program/1\n" + lines, "p.txt"), "p.txt"); });
 }
 
@@ -228,9 +229,10 @@ TEST(Instruction, LinesThatCannotBeReadAreNamed) {
       {"t1 = relu t0 @b\nsignal a workers=1", "signals stand before the first instruction"},
   };
   for (const auto& [line, said] : lines) expect_contains(reading(line), said);
-  expect_contains(test::failure_of<ConfigError>([] { program_from_text("t0 = relu t1\n", "p.txt"); }),
-                  "p.txt:1: a program begins");
-  expect_contains(test::failure_of<ConfigError>([] { program_from_text("\n", "p.txt"); }),
+  expect_contains(
+      trireme::test::failure_of<ConfigError>([] { program_from_text("t0 = relu t1\n", "p.txt"); }),
+      "p.txt:1: a program begins");
+  expect_contains(trireme::test::failure_of<ConfigError>([] { program_from_text("\n", "p.txt"); }),
                   "no line says 'trireme.program/1'");
 }
 
@@ -278,7 +280,8 @@ TEST(Instruction, ProgramsThatCannotRunAreNamed) {
 /// Records that no text made, as a message of another process may hold them.
 TEST(Instruction, RecordsThatCannotBeAreRefused) {
   const auto refused = [](const Instruction& one) {
-    return test::failure_of<ConfigError>([&] { verify({.signals = {}, .instructions = {one}}, "x"); });
+    return trireme::test::failure_of<ConfigError>(
+        [&] { verify({.signals = {}, .instructions = {one}}, "x"); });
   };
   expect_contains(refused({.inputs = 7}), "7 operands");
   expect_contains(refused({.outputs = 5}), "5 results");
@@ -302,10 +305,11 @@ TEST(Instruction, RecordsThatCannotBeAreRefused) {
   freed.attributes.listed = 1;
   expect_contains(refused(freed), "takes none");
   expect_contains(
-      test::failure_of<ConfigError>([] { verify({.signals = {"a//b"}, .instructions = {}}, "x"); }),
+      trireme::test::failure_of<ConfigError>([] { verify({.signals = {"a//b"}, .instructions = {}}, "x"); }),
       "'a//b' is no name of a signal");
   const auto hashed = [](const Instruction& one) {
-    return test::failure_of<ConfigError>([&] { program_hash({.signals = {}, .instructions = {one}}); });
+    return trireme::test::failure_of<ConfigError>(
+        [&] { program_hash({.signals = {}, .instructions = {one}}); });
   };
   expect_contains(hashed({.inputs = 7}), "7 operands");
   expect_contains(hashed(relu), "it has none there");
@@ -319,7 +323,7 @@ TEST(Instruction, EditedTextsAreReadOrRefused) {
   for (int round = 0; round < 20000; ++round) {
     std::string text = kProgram;
     for (int edit = 0; edit < 3; ++edit) text[random() % text.size()] = letters[random() % letters.size()];
-    const std::string message = test::failure_of<ConfigError>([&] {
+    const std::string message = trireme::test::failure_of<ConfigError>([&] {
       const Program program = program_from_text(text, "p.txt");
       EXPECT_EQ(program_hash(program_from_text(to_text(program), "p.txt")), program_hash(program)) << text;
       verify(program, "p.txt");
