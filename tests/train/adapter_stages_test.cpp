@@ -3,8 +3,8 @@
 #include <set>
 
 #include "tests/support/refusal.h"
+#include "tests/support/saved_tensors.h"
 #include "tests/train/staged_fixture.h"
-#include "trireme/parallel/state_file.h"
 #include "trireme/plan/adapter.h"
 #include "trireme/plan/policy.h"
 
@@ -13,7 +13,6 @@ namespace {
 
 using plan::PolicyName;
 using plan::ScheduleName;
-using TensorsByName = std::map<std::string, at::Tensor>;
 
 class AdaptersInStages : public StagedTest {
  protected:
@@ -28,29 +27,19 @@ class AdaptersInStages : public StagedTest {
 
   struct Adapted {
     Outcome run;
-    TensorsByName adapters;
-    std::string base;  ///< its digest
+    test::SavedAdapters adapters;
   };
 
   Adapted adapted(int64_t pp, int64_t dp = 1) {
-    Adapted found{outcome(pp, dp), {}, {}};
-    const std::string path = (folder_ / "adapter" / "adapter_model.safetensors").string();
-    const checkpoint::SafetensorsReader reader(path);
-    for (const auto& [name, info] : reader.tensors()) found.adapters[name] = reader.read(name).clone();
-    found.base = parallel::read_notes(path).at("base");
+    Outcome run = outcome(pp, dp);
+    Adapted found{std::move(run), test::saved_adapters(folder_ / "adapter")};
     std::filesystem::remove_all(folder_ / "adapter");
     return found;
   }
 
   void expect_equal_runs(const Adapted& got, const Adapted& wanted, const std::string& what) const {
     expect_near(got.run, wanted.run, what);
-    EXPECT_EQ(got.base, wanted.base) << what;
-    ASSERT_EQ(got.adapters.size(), wanted.adapters.size()) << what;
-    for (const auto& [name, value] : wanted.adapters) {
-      const double size = value.norm().item<double>();
-      EXPECT_GT(size, 0.0) << name;
-      EXPECT_LE((got.adapters.at(name) - value).norm().item<double>(), 1e-4 * size) << what << ", " << name;
-    }
+    test::expect_near_adapters(got.adapters, wanted.adapters, 1e-4, what);
   }
 };
 

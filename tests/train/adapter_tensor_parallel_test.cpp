@@ -5,8 +5,8 @@
 #include <set>
 #include <tuple>
 
+#include "tests/support/saved_tensors.h"
 #include "tests/train/tensor_parallel_fixture.h"
-#include "trireme/parallel/state_file.h"
 
 namespace trireme::train {
 namespace {
@@ -25,28 +25,17 @@ class AdaptersOverRanks : public TensorParallel {
 
   struct Adapted {
     Trained run;
-    std::map<std::string, at::Tensor> adapters;
-    std::string base;  ///< its digest
+    test::SavedAdapters adapters;
   };
 
   Adapted adapted_on(int64_t ranks, bool resume = false) {
-    Adapted found{train_on(ranks, resume), {}, {}};
-    const std::string path = (folder_ / "adapter" / "adapter_model.safetensors").string();
-    const checkpoint::SafetensorsReader reader(path);
-    for (const auto& [name, info] : reader.tensors()) found.adapters[name] = reader.read(name).clone();
-    found.base = parallel::read_notes(path).at("base");
-    return found;
+    Trained run = train_on(ranks, resume);
+    return {std::move(run), test::saved_adapters(folder_ / "adapter")};
   }
 
   void expect_adapted_alike(const Adapted& got, const Adapted& wanted, const std::string& what) {
     expect_alike(got.run, wanted.run, what);
-    EXPECT_EQ(got.base, wanted.base) << what;
-    ASSERT_EQ(got.adapters.size(), wanted.adapters.size()) << what;
-    for (const auto& [name, value] : wanted.adapters) {
-      const double size = value.norm().item<double>();
-      EXPECT_GT(size, 0.0) << name;
-      EXPECT_LE((got.adapters.at(name) - value).norm().item<double>(), 1e-3 * size) << what << ", " << name;
-    }
+    test::expect_near_adapters(got.adapters, wanted.adapters, 1e-3, what);
   }
 };
 

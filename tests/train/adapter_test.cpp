@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "tests/support/refusal.h"
+#include "tests/support/saved_tensors.h"
 #include "tests/train/resume_fixture.h"
 #include "trireme/base/file.h"
 #include "trireme/checkpoint/safetensors.h"
@@ -21,15 +22,6 @@
 
 namespace trireme::train {
 namespace {
-
-using ReadTensors = std::map<std::string, at::Tensor>;
-
-ReadTensors read_tensors(const std::filesystem::path& path) {
-  ReadTensors tensors;
-  const checkpoint::SafetensorsReader file(path.string());
-  for (const auto& [name, info] : file.tensors()) tensors[name] = file.read(name).clone();
-  return tensors;
-}
 
 class AdapterRun : public Resume {
  protected:
@@ -71,7 +63,7 @@ class AdapterRun : public Resume {
 TEST_F(AdapterRun, EveryPolicyLeavesTheSameAdaptersAndTheBaseAsItWas) {
   config_.model.weights = pretrain();
   use_adapter();
-  const ReadTensors base = read_tensors(config_.model.weights);
+  const test::SavedTensors base = test::saved_tensors(config_.model.weights);
   std::vector<double> alone;
   for (const int64_t ranks : {1, 2, 4}) {
     std::set<std::string> digests;
@@ -90,7 +82,7 @@ TEST_F(AdapterRun, EveryPolicyLeavesTheSameAdaptersAndTheBaseAsItWas) {
       for (size_t step = 0; step < alone.size(); ++step)
         EXPECT_NEAR(recorder_.steps[step].loss, alone[step], 1e-5 * alone[step])
             << policy.label() << " on " << ranks;
-      const ReadTensors merged = read_tensors(weights());
+      const test::SavedTensors merged = test::saved_tensors(weights());
       ASSERT_EQ(merged.size(), base.size());
       for (const auto& [name, value] : base) {
         const bool adapted = name.find("_proj.") != std::string::npos;
@@ -248,8 +240,9 @@ TEST_F(AdapterRun, LeavesTheAdaptersAsPeftHasThem) {
   use_adapter();
   config_.model.adapter.targets = "q_proj,down_proj";
   run(2, false);
-  const ReadTensors adapters = read_tensors(adapter() / "adapter_model.safetensors");
-  const ReadTensors base = read_tensors(config_.model.weights), merged = read_tensors(weights());
+  const test::SavedTensors adapters = test::saved_tensors(adapter() / "adapter_model.safetensors");
+  const test::SavedTensors base = test::saved_tensors(config_.model.weights),
+                           merged = test::saved_tensors(weights());
   ASSERT_EQ(adapters.size(), 8u);  // 2 blocks x 2 layers x A and B
   for (const char* module : {"model.layers.0.self_attn.q_proj", "model.layers.1.mlp.down_proj"}) {
     const std::string name = std::string("base_model.model.") + module;
@@ -350,8 +343,9 @@ TEST_F(AdapterRun, LengthsAreSavedAndLoadedAsPeftHasThem) {
   const std::filesystem::path kept = folder_ / "kept", merged = folder_ / "merged.safetensors";
   std::filesystem::rename(adapter(), kept);
   std::filesystem::rename(weights(), merged);
-  const ReadTensors adapters = read_tensors(kept / "adapter_model.safetensors"),
-                    base = read_tensors(config_.model.weights), whole = read_tensors(merged);
+  const test::SavedTensors adapters = test::saved_tensors(kept / "adapter_model.safetensors"),
+                           base = test::saved_tensors(config_.model.weights),
+                           whole = test::saved_tensors(merged);
   ASSERT_EQ(adapters.size(), 2u * 7u * 3u);
   for (const char* module : {"model.layers.0.self_attn.k_proj", "model.layers.1.mlp.down_proj"}) {
     const std::string name = std::string("base_model.model.") + module,
