@@ -2,6 +2,7 @@
 // whose weights have them added.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
 
 #include <map>
 #include <string>
@@ -154,6 +155,22 @@ TEST_P(LowRankAdapters, LearnTheSameWhereBlocksAreComputedAgain) {
   }
 }
 
+/// Norms and activations that are computed again, for A as for layers, give the same bits.
+TEST_P(LowRankAdapters, LearnTheSameWhereCheapOutputsAreComputedAgain) {
+  const auto [family, targets] = GetParam();
+  for (const plan::AdapterKind kind : {plan::AdapterKind::kLora, plan::AdapterKind::kDora}) {
+    const auto model = adapted_model(adapter_config(family, targets, kind));
+    const at::Tensor tokens = at::randint(50, {2, 16}, at::kLong),
+                     targets_of = at::randint(50, {2, 16}, at::kLong);
+    const NamedValues wanted = gradients_of_adapters(*model, tokens, targets_of);
+    model->recompute_cheap(1);
+    const NamedValues again = gradients_of_adapters(*model, tokens, targets_of);
+    ASSERT_FALSE(wanted.empty());
+    for (const auto& [name, gradient] : wanted)
+      EXPECT_TRUE(at::equal(again.at(name), gradient)) << name << " " << plan::name(kind);
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Families, LowRankAdapters,
                          ::testing::Values(std::tuple{plan::ModelFamily::kLlama, "all"},
                                            std::tuple{plan::ModelFamily::kLlama, "q_proj,v_proj"},
@@ -161,6 +178,58 @@ INSTANTIATE_TEST_SUITE_P(Families, LowRankAdapters,
                                            std::tuple{plan::ModelFamily::kGpt2, "all"},
                                            std::tuple{plan::ModelFamily::kGpt2, "c_attn"},
                                            std::tuple{plan::ModelFamily::kGpt2, "c_fc,c_proj"}));
+
+/// The gradient of what is passed on joins that of the product, whoever of the two is used.
+TEST(TappedLinear, AddsTheGradientOfWhatItPassesOn) {
+  const at::Tensor weight = at::randn({3, 8}).requires_grad_(), other = at::randn({8, 5});
+  for (const bool reads_made : {true, false}) {
+    for (const bool reads_passed : {true, false}) {
+      if (!reads_made && !reads_passed) continue;
+      const at::Tensor x = at::randn({2, 4, 8}).requires_grad_(), seen = x.detach().clone().requires_grad_();
+      const Tapped tapped = tapped_linear(x * 1.0, weight);
+      EXPECT_TRUE(at::equal(tapped.passed, x));
+      at::Tensor sum = at::zeros({}), wanted = at::zeros({});
+      if (reads_made) {
+        sum = sum + tapped.made.square().sum();
+        wanted = wanted + at::matmul(seen, weight.detach().t()).square().sum();
+      }
+      if (reads_passed) {
+        sum = sum + at::matmul(tapped.passed, other).square().sum();
+        wanted = wanted + at::matmul(seen, other).square().sum();
+      }
+      sum.backward();
+      wanted.backward();
+      expect_close_to(x.grad(), seen.grad(), "input");
+    }
+  }
+}
+
+/// What has no gradient gets none by being read beside trained weights.
+TEST(TappedLinear, PassesOnWhatHasNoGradientAsItIs) {
+  const at::Tensor weight = at::randn({3, 8}).requires_grad_(), norm = at::ones({8}), x = at::randn({4, 8});
+  EXPECT_FALSE(tapped_linear(x, weight).passed.requires_grad());
+  const TappedNorm tapped = tapped_norm_linear(x, {}, {norm, {}, 1e-5}, weight);
+  EXPECT_FALSE(tapped.sum.requires_grad());
+  EXPECT_FALSE(tapped.passed.requires_grad());
+  EXPECT_FALSE(tapped_activated_linear(x, Activation::kGelu, weight).passed.requires_grad());
+  EXPECT_TRUE(tapped.made.requires_grad());
+}
+
+TEST(LinearBlocks, MultiplyColumnsOfTheirOwn) {
+  const at::Tensor first = at::randn({5, 2}).requires_grad_(), last = at::randn({3, 4}).requires_grad_(),
+                   x = at::randn({2, 7, 6}).requires_grad_();
+  const at::Tensor y = linear_blocks(x, {.weights = {{first, last}}, .first = {0, 9}, .width = 14});
+  const at::Tensor wanted = at::cat({at::matmul(x.narrow(-1, 0, 2), first.t()), at::zeros({2, 7, 4}),
+                                     at::matmul(x.narrow(-1, 2, 4), last.t()), at::zeros({2, 7, 2})},
+                                    -1),
+                   factor = at::randn({2, 7, 14});
+  EXPECT_TRUE(at::allclose(y, wanted, 1e-5, 1e-6));
+  const auto of_formula = torch::autograd::grad({(wanted * factor).sum()}, {x, first, last});
+  (y * factor).sum().backward();
+  expect_close_to(x.grad(), of_formula[0], "input");
+  expect_close_to(first.grad(), of_formula[1], "first");
+  expect_close_to(last.grad(), of_formula[2], "last");
+}
 
 /// How many hold a layer's input between forward and backward.
 int64_t holders_of_input(bool trained) {

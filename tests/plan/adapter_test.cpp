@@ -12,6 +12,7 @@
 #include "trireme/plan/memory.h"
 #include "trireme/plan/peft.h"
 #include "trireme/plan/presets.h"
+#include "trireme/plan/recompute.h"
 #include "trireme/plan/stages.h"
 #include "trireme/plan/step_program.h"
 
@@ -198,9 +199,40 @@ TEST(LowRankAdapter, DropoutKeepsInputsAndMasks) {
     return block_bytes(model, precision, {}, 0, part).saved -
            block_bytes(undropped, precision, {}, 0, part).saved;
   };
-  EXPECT_EQ(added(BlockPart::kAttention), 3 * model.d_model);
-  EXPECT_EQ(added(BlockPart::kRest), 3 * model.d_ff);
-  EXPECT_EQ(added(BlockPart::kWhole), 3 * (model.d_model + model.d_ff));
+  // Three bytes an element, in place of the two of what is read without dropout.
+  EXPECT_EQ(added(BlockPart::kAttention), model.d_model);
+  EXPECT_EQ(added(BlockPart::kRest), model.d_ff);
+  EXPECT_EQ(added(BlockPart::kWhole), model.d_model + model.d_ff);
+}
+
+/// Inputs of layers without adapters are not kept; one input of several is kept once, in FP8 as well, and
+/// not where it is cheap to compute again. Attention keeps what its last product reads in any case.
+TEST(LowRankAdapter, KeepsWhatItsMatricesReadAlone) {
+  const auto kept = [](const char* targets, const char* recompute = "none", const char* fp8 = "off") {
+    const Config config =
+        load_adapted({std::string("adapter.targets=") + targets, "precision.compute=bf16",
+                      std::string("memory.recompute=") + recompute, std::string("precision.fp8=") + fp8});
+    return block_bytes(config.model, config.precision, config.memory, 1).saved;
+  };
+  const ModelConfig model = load_adapted({}).model;
+  const int64_t none = kept("o_proj");
+  EXPECT_EQ(kept("q_proj") - none, 2 * model.d_model);
+  EXPECT_EQ(kept("q_proj,k_proj,v_proj") - none, 2 * model.d_model);
+  EXPECT_EQ(kept("up_proj") - none, 2 * model.d_model);
+  EXPECT_EQ(kept("down_proj") - none, 2 * model.d_ff);
+  EXPECT_EQ(kept("all") - none, 2 * (2 * model.d_model + model.d_ff));
+  EXPECT_EQ(kept("all", "cheap"), none);
+  EXPECT_EQ(kept("all", "none", "tensorwise") - kept("o_proj", "none", "tensorwise"),
+            2 * (2 * model.d_model + model.d_ff));
+}
+
+TEST(LowRankAdapter, ComputesCheapOutputsAgainOnGpusUnlessItDropsSome) {
+  const auto settled = [](std::vector<std::string> more) {
+    more.insert(more.end(), {"model.preset=llama-8b", "precision.compute=bf16", "data.seq_len=4096"});
+    return settle_recompute(load_adapted(more), Device::kCuda).memory.recompute;
+  };
+  EXPECT_EQ(settled({}), Recompute::kCheap);
+  EXPECT_EQ(settled({"adapter.dropout=0.1"}), Recompute::kNone);
 }
 
 /// The gradient of a length reads the output of its row.
@@ -220,8 +252,11 @@ TEST(LowRankAdapter, LengthsKeepOutputs) {
 }
 
 TEST(LowRankAdapter, RefusesWhatItCannotBeCombinedWith) {
-  test::expect_refusal([] { load_adapted({"memory.recompute=cheap"}); },
-                       {"memory.recompute=cheap", "use block or none"});
+  test::expect_refusal(
+      [] {
+        load_adapted({"memory.recompute=cheap", "adapter.dropout=0.1"});
+      },
+      {"memory.recompute=cheap", "adapter.dropout=0.1", "use block or none"});
   test::expect_refusal(
       [] {
         load_adapted({"adapter.kind=none", "adapter.rank=4"});

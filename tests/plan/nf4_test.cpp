@@ -15,6 +15,7 @@
 #include "trireme/plan/held_parameters.h"
 #include "trireme/plan/memory.h"
 #include "trireme/plan/step_program.h"
+#include "trireme/plan/tensor_split.h"
 
 namespace trireme::plan {
 namespace {
@@ -59,12 +60,49 @@ TEST(Nf4Base, ParametersAndShardsBeginAtWholeBlocks) {
   }
 }
 
-TEST(Nf4Base, IsRefusedWithoutAdaptersWithFp8AndWhereMatricesAreCut) {
+/// The blocks of a rank's parts along tp are blocks of the whole matrices, or the number of ranks is refused.
+TEST(Nf4Base, RanksAlongTpHaveWholeBlocks) {
+  int64_t allowed = 0, refused = 0;
+  for (const char* family : {"gpt2", "llama"}) {
+    for (const char* width : {"128", "192", "256"}) {
+      for (const int64_t ranks : {2, 4}) {
+        const ModelConfig model =
+            complete(load_nf4({"model.preset=", "model.family=" + std::string(family), "model.n_layers=1",
+                               "model.n_heads=4", "model.d_model=" + std::string(width),
+                               "model.d_ff=" + std::string(width)})
+                         .model,
+                     64);
+        if (!split_obstacle(model, ranks).empty()) {
+          ++refused;
+          continue;
+        }
+        ++allowed;
+        for (int64_t rank = 0; rank < ranks; ++rank) {
+          const ModelFacts facts = describe(model, 64, {}, {}, {ranks, rank, 1});
+          for (const ParamSpec& param : facts.units[1].params) {
+            if (!param.nf4) continue;
+            const Region held = param.part.region(param.shape, {0, param.numel()});
+            for (RunCursor runs(param.part.whole_of(param.shape), held); !runs.done(); runs.next())
+              EXPECT_EQ(runs.run().begin % kNf4Block + runs.run().length % kNf4Block, 0)
+                  << family << " " << param.name << " of width " << width << " on " << ranks;
+          }
+        }
+      }
+    }
+  }
+  EXPECT_GT(allowed, 2);
+  EXPECT_GT(refused, 2);
+}
+
+TEST(Nf4Base, IsRefusedWithoutAdaptersWithFp8AndWhereScalesAreCut) {
   test::expect_refusal([] { load_nf4({"adapter.kind=none"}); }, {"adapter.base", "adapter.kind=none"});
   test::expect_refusal([] { load_nf4({"precision.fp8=tensorwise"}); },
                        {"adapter.base=nf4", "precision.fp8=tensorwise", "adapter.base to model"});
-  test::expect_refusal([] { load_nf4({"parallel.tp=2"}); },
-                       {"adapter.base=nf4", "parallel.tp=2", "every 64 elements of a whole matrix"});
+  test::expect_refusal(
+      [] {
+        load_nf4({"parallel.tp=2", "model.d_ff=8256"});
+      },
+      {"parallel.tp=2", "4128 neighbouring elements of", "down_proj", "adapter.base=model"});
 }
 
 class Nf4Programs : public ::testing::TestWithParam<std::string> {};

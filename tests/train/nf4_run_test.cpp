@@ -51,11 +51,18 @@ class Nf4Run : public Resume {
     config_.train.steps = 6;
     config_.checkpoint.every = 0;
     config_.optim.lr = 2e-2;
+    make_base();
+    on(plan::AdapterBase::kNf4);
+  }
+
+  /// Trains all weights of the model, for adapters to be trained on.
+  void make_base() {
+    config_.model.adapter = {};
+    config_.model.weights.clear();
     run(1, false);
     base_ = folder_ / "base.safetensors";
     std::filesystem::rename(weights(), base_);
     write_decoded();
-    on(plan::AdapterBase::kNf4);
   }
 
   std::filesystem::path weights() const { return folder_ / "weights.safetensors"; }
@@ -184,6 +191,34 @@ TEST_F(Nf4Run, GoesOnFromBucketsInUnitsAndInStages) {
     config_.parallel.pp = pp;
     resume_from_ = checkpoints() + "/step-00000003";
     EXPECT_EQ(run(2, true).summary.steps, config_.train.steps) << pp;
+  }
+}
+
+/// A rank's scales are those of the whole matrices, wherever they are cut.
+TEST_F(Nf4Run, RanksAlongTpTrainTheAdaptersOfTheDecodedWeights) {
+  config_.model.d_model = config_.model.d_ff = 128;
+  config_.train.micro_batch = 2;
+  make_base();
+  for (const plan::AdapterKind kind : {plan::AdapterKind::kLora, plan::AdapterKind::kDora}) {
+    config_.parallel.tp = 1;
+    on(plan::AdapterBase::kNf4, kind);
+    run(1, false);
+    const std::vector<StepRecord> alone = recorder_.steps;
+    config_.parallel.tp = 2;
+    for (const char* policy : {"ddp", "fsdp"}) {
+      use_policy(plan::find_policy(policy));
+      for (const int64_t ranks : {2, 4}) {
+        EXPECT_EQ(digest_on(plan::AdapterBase::kNf4, ranks, kind),
+                  digest_on(plan::AdapterBase::kModel, ranks, kind))
+            << policy << " on " << ranks;
+        on(plan::AdapterBase::kNf4, kind);
+        const TrainResult result = run(ranks, false);
+        EXPECT_EQ(result.summary.cost.measured_wire_bytes,
+                  result.summary.cost.predicted_wire_bytes.value_or(-1));
+        for (size_t step = 0; step < alone.size(); ++step)
+          EXPECT_NEAR(recorder_.steps[step].loss, alone[step].loss, 1e-5 * alone[step].loss) << policy;
+      }
+    }
   }
 }
 

@@ -14,11 +14,13 @@ using torch::autograd::variable_list;
 
 class LinearFunction : public Function<LinearFunction> {
  public:
-  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, at::TensorList weights,
-                            const std::optional<at::Tensor>& bias_in, bool in_out,
-                            const std::optional<at::Tensor>& residual, bool deferrable,
-                            const std::optional<Fp8Recipe>& fp8, Output output, KeepInput keep,
-                            const Joints& joints) {
+  /// {y}, or {y, x} where x is passed on.
+  static variable_list forward(AutogradContext* context, const at::Tensor& x, at::TensorList weights,
+                               const std::optional<at::Tensor>& bias_in, bool in_out,
+                               const std::optional<at::Tensor>& residual, bool deferrable,
+                               const std::optional<Fp8Recipe>& fp8, Output output, KeepInput keep,
+                               const Joints& joints, bool passes_on) {
+    context->set_materialize_grads(!passes_on);
     const at::Tensor bias = bias_in.value_or(at::Tensor());
     const LinearParams params{weights, bias, in_out, fp8, joints};
     LinearKept kept;
@@ -30,18 +32,22 @@ class LinearFunction : public Function<LinearFunction> {
     context->saved_data["adds"] = residual.has_value();
     const at::Tensor out = shaped(y, x);
     if (keep == KeepInput::kYes && is_reached(bias)) ask_for_gradient_sums(out);
-    return out;
+    return passes_on ? variable_list{out, x} : variable_list{out};
   }
 
   static variable_list backward(AutogradContext* context, variable_list grads) {
     refuse_create_graph("nn.linear");
     const RestoredLinear linear = restore(*context).linears.front();
     const LinearParams params = linear.params();
+    const at::Tensor passed = grads.size() > 1 ? grads[1] : at::Tensor();
     variable_list result(1);
-    if (context->needs_input_grad(0) || is_trained(params)) {
+    if (!grads[0].defined()) {  // nobody uses the product
+      result[0] = passed;
+      result.resize(1 + params.weights.size() + 1);
+    } else if (context->needs_input_grad(0) || is_trained(params)) {
       const OutputGradient dy = output_gradient(params, grads[0]);
       if (context->needs_input_grad(0))
-        result[0] = shaped(input_gradient(params, linear.kept.weight_amax, dy), grads[0]);
+        result[0] = shaped(input_gradient(params, linear.kept.weight_amax, dy, passed), grads[0]);
       const variable_list reported = gradients_of(*context, params, linear.kept, dy);
       result.insert(result.end(), reported.begin(), reported.end());
     } else {  // the gradient is of what was added alone
@@ -49,7 +55,7 @@ class LinearFunction : public Function<LinearFunction> {
     }
     result.emplace_back();  // in_out
     result.push_back(context->saved_data["adds"].toBool() ? grads[0] : at::Tensor());
-    result.resize(result.size() + 5);  // deferrable, fp8, output, keep, joints
+    result.resize(result.size() + 6);  // deferrable, fp8, output, keep, joints, passes_on
     return result;
   }
 
@@ -63,6 +69,70 @@ class LinearFunction : public Function<LinearFunction> {
     return context.saved_data.at("deferrable").toBool()
                ? deferrable_parameter_gradients(params, input, dy.factor())
                : add_parameter_gradients(params, input, dy.factor());
+  }
+};
+
+/// The matrix of all blocks, (width, sum of r_i).
+at::Tensor as_one(const LinearBlocks& blocks) {
+  int64_t columns = 0, column = 0;
+  for (const at::Tensor& weight : blocks.weights) columns += weight.size(1);
+  const at::Tensor whole = at::zeros({blocks.width, columns}, blocks.weights.front().options());
+  for (size_t i = 0; i < blocks.weights.size(); ++i) {
+    const at::Tensor& weight = blocks.weights[i];
+    whole.narrow(0, blocks.first[i], weight.size(0)).narrow(1, column, weight.size(1)).copy_(weight);
+    column += weight.size(1);
+  }
+  return whole;
+}
+
+class LinearBlocksFunction : public Function<LinearBlocksFunction> {
+ public:
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, at::TensorList weights,
+                            const std::vector<int64_t>& first, int64_t width, KeepInput keep,
+                            const JointPtr& before) {
+    const at::Tensor no_bias;
+    const LinearParams params{weights, no_bias, false, {}, {.before = before, .after = {}}};
+    const at::Tensor whole = as_one({weights, first, width});
+    LinearKept of_whole, kept;
+    const at::Tensor y = apply_linear({at::TensorList(whole), no_bias, false, {}, params.joints}, as_rows(x),
+                                      {}, of_whole, keep);
+    kept.input = of_whole.input;
+    save(*context, {}, {{params, kept}});
+    context->saved_data["first"] = first;
+    context->saved_data["width"] = width;
+    return shaped(y, x);
+  }
+
+  static variable_list backward(AutogradContext* context, variable_list grads) {
+    refuse_create_graph("nn.linear_blocks");
+    const RestoredLinear linear = restore(*context).linears.front();
+    const LinearParams params = linear.params();
+    const std::vector<int64_t> first = context->saved_data["first"].toIntVector();
+    const OutputGradient dy = output_gradient(params, grads[0]);
+    variable_list result(1);
+    if (context->needs_input_grad(0)) {
+      const at::Tensor whole = as_one({linear.weights, first, context->saved_data["width"].toInt()});
+      const LinearParams of_whole{at::TensorList(whole), params.bias, false, {}, params.joints};
+      result[0] = shaped(input_gradient(of_whole, {}, dy), grads[0]);
+    }
+    const Factor input = input_factor(params, linear.kept);
+    int64_t column = 0;
+    for (size_t i = 0; i < first.size(); ++i) {
+      const at::Tensor& weight = linear.weights[i];
+      result.push_back(gradient_of(weight, input, column, dy.rows.narrow(1, first[i], weight.size(0))));
+      column += weight.size(1);
+    }
+    result.resize(result.size() + 4);  // first, width, keep, before
+    return result;
+  }
+
+ private:
+  /// That of one block; undefined where backward has put it in its place, or will.
+  static at::Tensor gradient_of(const at::Tensor& weight, const Factor& input, int64_t column,
+                                const at::Tensor& dy) {
+    const at::Tensor no_bias;
+    const Factor rows{input.defined() ? input.rows.narrow(1, column, weight.size(1)) : at::Tensor(), {}};
+    return deferrable_parameter_gradients({at::TensorList(weight), no_bias, false}, rows, {dy, {}}).front();
   }
 };
 
@@ -187,13 +257,14 @@ at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tenso
                   const Joints& joints) {
   return LinearFunction::apply(x, at::TensorList(weight), optional(bias), layout == WeightLayout::kInOut,
                                optional(residual), /*deferrable=*/true, fp8, output,
-                               keep_for_backward(weight, bias), joints);
+                               keep_for_backward(weight, bias), joints, /*passes_on=*/false)[0];
 }
 
 at::Tensor logits(const at::Tensor& x, const at::Tensor& weight) {
   const std::optional<at::Tensor> absent;
   return LinearFunction::apply(x, at::TensorList(weight), absent, false, absent, /*deferrable=*/false,
-                               std::optional<Fp8Recipe>(), Output::kRead, keep_for_backward(), Joints());
+                               std::optional<Fp8Recipe>(), Output::kRead, keep_for_backward(), Joints(),
+                               /*passes_on=*/false)[0];
 }
 
 at::Tensor linear_group(const at::Tensor& x, at::TensorList weights, const std::optional<Fp8Recipe>& fp8,
@@ -201,7 +272,23 @@ at::Tensor linear_group(const at::Tensor& x, at::TensorList weights, const std::
   const std::optional<at::Tensor> absent;
   return LinearFunction::apply(x, weights, absent, false, optional(residual), /*deferrable=*/true, fp8,
                                Output::kRead, keep_for_backward(weights, {}),
-                               Joints{.before = before, .after = {}});
+                               Joints{.before = before, .after = {}}, /*passes_on=*/false)[0];
+}
+
+Tapped tapped_linear(const at::Tensor& x, at::TensorList weights, const Joints& joints) {
+  const std::optional<at::Tensor> absent;
+  const bool passes_on = x.requires_grad() && at::GradMode::is_enabled();
+  const variable_list results = LinearFunction::apply(x, weights, absent, false, absent, /*deferrable=*/true,
+                                                      std::optional<Fp8Recipe>(), Output::kRead,
+                                                      keep_for_backward(weights, {}), joints, passes_on);
+  if (!passes_on) return {results[0], x};  // an output of a function would require a gradient
+  pass_on_amax(results[1], x);
+  return {results[0], results[1]};
+}
+
+at::Tensor linear_blocks(const at::Tensor& x, const LinearBlocks& blocks, const JointPtr& before) {
+  return LinearBlocksFunction::apply(x, blocks.weights, blocks.first, blocks.width,
+                                     keep_for_backward(blocks.weights, {}), before);
 }
 
 std::pair<at::Tensor, at::Tensor> add_rms_norm(const at::Tensor& x, const at::Tensor& delta,

@@ -9,6 +9,7 @@
 
 #include <optional>
 #include <utility>
+#include <vector>
 
 #include "trireme/nn/fp8.h"
 #include "trireme/nn/joint.h"
@@ -39,6 +40,23 @@ at::Tensor logits(const at::Tensor& x, const at::Tensor& weight);
 /// without a copy.
 at::Tensor linear_group(const at::Tensor& x, at::TensorList weights, const std::optional<Fp8Recipe>& fp8 = {},
                         const JointPtr& before = {}, const at::Tensor& residual = {});
+
+/// What layers make of one input that others read, too, and that input for these: their gradient of it is
+/// added to that of `made` without a pass of its own.
+struct Tapped {
+  at::Tensor made, passed;
+};
+/// linear_group() of weights without FP8, the input (..., in) passed on; joints as those of linear().
+Tapped tapped_linear(const at::Tensor& x, at::TensorList weights, const Joints& joints = {});
+
+/// Layers side by side that read and make features of their own.
+struct LinearBlocks {
+  at::TensorList weights;      ///< (out_i, r_i) each
+  std::vector<int64_t> first;  ///< the first of the out_i features in the output, in rising order
+  int64_t width;               ///< of the output; features that no layer makes are zero
+};
+/// x (..., sum of r_i) -> (..., width), by one product with a matrix that has the weights as its blocks.
+at::Tensor linear_blocks(const at::Tensor& x, const LinearBlocks& blocks, const JointPtr& before = {});
 
 // `fp8` of norms and activations: how the linear layers beside them multiply. Where those ask for the largest
 // magnitude of what they cast, the kernel that writes it finds it; on a GPU those of LayerNorm and GELU also

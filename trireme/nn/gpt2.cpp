@@ -53,9 +53,7 @@ std::pair<at::Tensor, at::Tensor> Gpt2Block::attend(const at::Tensor& x, const B
                                            {.before = {}, .after = options.joint}));
   };
   if (options.recompute_cheap) {
-    const auto [residual, qkv] =
-        add_norm_linear(x, {}, ln_1_->norm(), attention_in_->weight, attention_in_->bias,
-                        WeightLayout::kInOut, fp8, options.joint);
+    const auto [residual, qkv] = add_norm_linear(x, {}, ln_1_->norm(), *attention_in_, fp8, options.joint);
     return {residual, out(qkv)};
   }
   const auto [residual, normed] = ln_1_->add_forward(x, {}, fp8);
@@ -68,12 +66,10 @@ at::Tensor Gpt2Block::feed_forward(const at::Tensor& x, const at::Tensor& attend
   const auto in = options.fp8_of(BlockLayer::kFeedForwardIn),
              out = options.fp8_of(BlockLayer::kFeedForwardOut);
   const Joints enters{.before = options.joint, .after = {}}, leaves{.before = {}, .after = options.joint};
-  constexpr WeightLayout kInOut = WeightLayout::kInOut;
   if (options.recompute_cheap) {
-    const auto [h, inner] =
-        add_norm_linear(x, attended, ln_2_->norm(), up_->weight, up_->bias, kInOut, in, options.joint);
-    const at::Tensor delta = activated_linear(inner, Activation::kGelu, down_->weight, down_->bias, kInOut,
-                                              drops() ? at::Tensor() : h, out, options.joint);
+    const auto [h, inner] = add_norm_linear(x, attended, ln_2_->norm(), *up_, in, options.joint);
+    const at::Tensor delta =
+        activated_linear(inner, Activation::kGelu, *down_, drops() ? at::Tensor() : h, out, options.joint);
     return drops() ? h + dropped(delta) : delta;
   }
   const auto [h, normed] = ln_2_->add_forward(x, attended, in);

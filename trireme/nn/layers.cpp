@@ -39,11 +39,9 @@ at::Tensor plus(const at::Tensor& sum, const at::Tensor& addend) {
 
 /// A layer that makes features of all rows has its rows of B, and all of A, which each rank applies to rows
 /// of its own; one that makes sums for a rank's rows the other way round.
-at::Tensor Linear::low_rank(const at::Tensor& x, const at::Tensor& residual, Output output,
-                            const Joints& joints) const {
-  const Joints enters{.before = joints.before, .after = {}}, leaves{.before = {}, .after = joints.after};
-  const at::Tensor thin = adapter_in_->forward(x, {}, {}, Output::kRead, leaves);
-  return adapter_out_->forward(thin * adapter_.scale, residual, {}, output, enters);
+at::Tensor Linear::low_rank(const at::Tensor& thin, const at::Tensor& residual, Output output,
+                            const JointPtr& before) const {
+  return adapter_out_->forward(thin * adapter_.scale, residual, {}, output, {.before = before, .after = {}});
 }
 
 /// The squares of |W + s B A| without that matrix: |W|^2 + 2 s (W A^T) B + s^2 B (A A^T) B, row by row. Ranks
@@ -78,25 +76,36 @@ at::Tensor Linear::lengths(const JointPtr& after) const {
 
 /// With dropout and lengths as PEFT has them: x as it is through the weight, and what changes it with x that
 /// comes through dropout.
-at::Tensor Linear::adapted(const at::Tensor& x, const at::Tensor& residual, Output output,
-                           const Joints& joints) const {
+at::Tensor Linear::beside(const at::Tensor& x, const at::Tensor& residual, Output output,
+                          const Joints& joints) const {
   if (!has_adapter()) return residual;
-  const at::Tensor seen = drops() ? at::dropout(x, adapter_.dropout, true) : x;
-  if (!magnitude_.defined() || !drops()) return low_rank(seen, residual, output, joints);
+  const at::Tensor seen = at::dropout(x, adapter_.dropout, true),
+                   thin = linear(seen, adapter_a(), {}, WeightLayout::kOutIn, {}, {}, Output::kRead,
+                                 {.before = {}, .after = joints.after});
+  if (!magnitude_.defined()) return low_rank(thin, residual, output, joints.before);
   const at::Tensor ratio = length_ratio(joints.after);
-  const at::Tensor product = linear(seen, weight, {}, layout_, {}, {}, Output::kRead, joints);
-  return plus(times_rows(product, ratio - 1.0) + times_rows(low_rank(seen, {}, Output::kRead, joints), ratio),
-              residual);
+  const at::Tensor product = linear(seen, weight, {}, layout_, {}, {}, Output::kRead, joints),
+                   added = low_rank(thin, {}, Output::kRead, joints.before);
+  return plus(times_rows(product, ratio - 1.0) + times_rows(added, ratio), residual);
 }
 
 at::Tensor Linear::forward(const at::Tensor& x, const at::Tensor& residual,
                            const std::optional<Fp8Recipe>& fp8, Output output, const Joints& joints) const {
-  const at::Tensor ratio = lengths(joints.after);
+  if (taps())
+    return forward(tapped_linear(x, adapter_a(), {.before = {}, .after = joints.after}), residual, fp8,
+                   output, joints);
+  return linear(x, weight, bias, layout_, beside(x, residual, output, joints), fp8, output, joints);
+}
+
+at::Tensor Linear::forward(const Tapped& tapped, const at::Tensor& residual,
+                           const std::optional<Fp8Recipe>& fp8, Output output, const Joints& joints) const {
+  const at::Tensor &thin = tapped.made, &x = tapped.passed, ratio = lengths(joints.after);
   if (!ratio.defined())
-    return linear(x, weight, bias, layout_, adapted(x, residual, output, joints), fp8, output, joints);
+    return linear(x, weight, bias, layout_, low_rank(thin, residual, output, joints.before), fp8, output,
+                  joints);
   // The gradient of lengths reads the product, which is made again where blocks are.
-  const at::Tensor sum =
-      linear(x, weight, {}, layout_, adapted(x, {}, Output::kRead, joints), fp8, Output::kRead, joints);
+  const at::Tensor sum = linear(x, weight, {}, layout_, low_rank(thin, {}, Output::kRead, joints.before), fp8,
+                                Output::kRead, joints);
   return plus(plus(times_rows(sum, ratio), bias), residual);
 }
 
@@ -117,29 +126,130 @@ at::Tensor joined_lengths(const std::vector<const Linear*>& layers) {
   return any ? at::cat(lengths) : at::Tensor();
 }
 
-}  // namespace
+std::vector<at::Tensor> weights_of(const std::vector<const Linear*>& layers) {
+  std::vector<at::Tensor> weights;
+  for (const Linear* layer : layers) weights.push_back(layer->weight);
+  return weights;
+}
 
-at::Tensor linear_group(const at::Tensor& x, const std::vector<const Linear*>& layers,
-                        const std::optional<Fp8Recipe>& fp8, const JointPtr& before) {
-  std::vector<at::Tensor> weights, added;
-  bool is_adapted = false;
+/// The matrices A of layers that have adapters.
+std::vector<at::Tensor> readers_of(const std::vector<const Linear*>& layers) {
+  std::vector<at::Tensor> readers;
+  for (const Linear* layer : layers)
+    if (layer->has_adapter()) readers.push_back(layer->adapter_a());
+  return readers;
+}
+
+/// Whether the adapters of layers on one input read what these read, and are scaled alike.
+bool taps_once(const std::vector<const Linear*>& layers) {
+  const Linear* first = nullptr;
   for (const Linear* layer : layers) {
-    weights.push_back(layer->weight);
-    is_adapted = is_adapted || layer->has_adapter();
+    if (!layer->has_adapter()) continue;
+    if (first == nullptr) first = layer;
+    if (!layer->taps() || layer->adapter().scale != first->adapter().scale) return false;
   }
-  if (!is_adapted) return linear_group(x, weights, fp8, before);
+  return first != nullptr;
+}
+
+at::Tensor scaled(const at::Tensor& sum, const std::vector<const Linear*>& layers) {
+  const at::Tensor lengths = joined_lengths(layers);
+  return lengths.defined() ? times_rows(sum, lengths) : sum;
+}
+
+/// The output of layers whose adapters tap their input once.
+at::Tensor tapped_group(const Tapped& tapped, const std::vector<const Linear*>& layers,
+                        const std::optional<Fp8Recipe>& fp8, const JointPtr& before) {
+  std::vector<at::Tensor> weights;
+  std::vector<int64_t> first;
+  int64_t width = 0;
+  double scale = 0.0;
+  for (const Linear* layer : layers) {
+    if (layer->has_adapter()) {
+      weights.push_back(layer->adapter_b());
+      first.push_back(width);
+      scale = layer->adapter().scale;
+    }
+    width += layer->weight.size(0);
+  }
+  const at::Tensor added = linear_blocks(tapped.made * scale, {weights, first, width}, before);
+  return scaled(linear_group(tapped.passed, weights_of(layers), fp8, before, added), layers);
+}
+
+/// The output of layers of which some adapters read their input for themselves.
+at::Tensor separate_group(const at::Tensor& x, const std::vector<const Linear*>& layers,
+                          const std::optional<Fp8Recipe>& fp8, const JointPtr& before) {
+  std::vector<at::Tensor> added;
   for (const Linear* layer : layers) {
     std::vector<int64_t> shape = x.sizes().vec();
     shape.back() = layer->weight.size(0);
     if (before) shape[shape.size() - 2] *= before->size();
     added.push_back(layer->has_adapter()
-                        ? layer->adapted(x, {}, Output::kRead, {.before = before, .after = {}})
+                        ? layer->beside(x, {}, Output::kRead, {.before = before, .after = {}})
                         : at::zeros(shape, x.options()));
   }
   const at::Tensor all = at::cat(added, -1);
   added.clear();  // nothing keeps them for backward
-  const at::Tensor sum = linear_group(x, weights, fp8, before, all), lengths = joined_lengths(layers);
-  return lengths.defined() ? times_rows(sum, lengths) : sum;
+  return scaled(linear_group(x, weights_of(layers), fp8, before, all), layers);
+}
+
+/// {x + delta, norm of it}, which is kept.
+std::pair<at::Tensor, at::Tensor> kept_norm(const at::Tensor& x, const at::Tensor& delta, const Norm& norm,
+                                            const std::optional<Fp8Recipe>& fp8) {
+  return norm.bias.defined() ? add_layer_norm(x, delta, norm.weight, norm.bias, norm.eps, fp8)
+                             : add_rms_norm(x, delta, norm.weight, norm.eps, fp8);
+}
+
+}  // namespace
+
+at::Tensor linear_group(const at::Tensor& x, const std::vector<const Linear*>& layers,
+                        const std::optional<Fp8Recipe>& fp8, const JointPtr& before) {
+  const std::vector<at::Tensor> readers = readers_of(layers);
+  if (readers.empty()) return linear_group(x, weights_of(layers), fp8, before);
+  if (!taps_once(layers)) return separate_group(x, layers, fp8, before);
+  return tapped_group(tapped_linear(x, readers), layers, fp8, before);
+}
+
+std::pair<at::Tensor, at::Tensor> add_norm_linear(const at::Tensor& x, const at::Tensor& delta,
+                                                  const Norm& norm, const std::vector<const Linear*>& layers,
+                                                  const std::optional<Fp8Recipe>& fp8,
+                                                  const JointPtr& before) {
+  const std::vector<at::Tensor> readers = readers_of(layers);
+  if (readers.empty())
+    return add_norm_linear(x, delta, norm, weights_of(layers), {}, WeightLayout::kOutIn, fp8, before);
+  if (taps_once(layers)) {
+    const TappedNorm tapped = tapped_norm_linear(x, delta, norm, readers, fp8);
+    return {tapped.sum, tapped_group({tapped.made, tapped.passed}, layers, fp8, before)};
+  }
+  const auto [sum, normed] = kept_norm(x, delta, norm, fp8);
+  return {sum, separate_group(normed, layers, fp8, before)};
+}
+
+std::pair<at::Tensor, at::Tensor> add_norm_linear(const at::Tensor& x, const at::Tensor& delta,
+                                                  const Norm& norm, const Linear& layer,
+                                                  const std::optional<Fp8Recipe>& fp8,
+                                                  const JointPtr& before) {
+  if (!layer.has_adapter())
+    return add_norm_linear(x, delta, norm, layer.weight, layer.bias, layer.layout(), fp8, before);
+  const Joints joints{.before = before, .after = {}};
+  if (layer.taps()) {
+    const TappedNorm tapped = tapped_norm_linear(x, delta, norm, layer.adapter_a(), fp8);
+    return {tapped.sum, layer.forward({tapped.made, tapped.passed}, {}, fp8, Output::kRead, joints)};
+  }
+  const auto [sum, normed] = kept_norm(x, delta, norm, fp8);
+  return {sum, layer.forward(normed, {}, fp8, Output::kRead, joints)};
+}
+
+at::Tensor activated_linear(const at::Tensor& x, Activation activation, const Linear& layer,
+                            const at::Tensor& residual, const std::optional<Fp8Recipe>& fp8,
+                            const JointPtr& after) {
+  if (!layer.has_adapter())
+    return activated_linear(x, activation, layer.weight, layer.bias, layer.layout(), residual, fp8, after);
+  const Joints joints{.before = {}, .after = after};
+  if (layer.taps())
+    return layer.forward(tapped_activated_linear(x, activation, layer.adapter_a(), fp8, after), residual, fp8,
+                         Output::kRead, joints);
+  return layer.forward(activation == Activation::kSwiglu ? swiglu(x, fp8) : gelu(x, fp8), residual, fp8,
+                       Output::kRead, joints);
 }
 
 Embedding::Embedding(int64_t rows, int64_t width) {

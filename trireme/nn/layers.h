@@ -33,13 +33,22 @@ class Linear : public torch::nn::Module {
   /// which is added to the lengths of the rows of the weight.
   void add_adapter(const LowRank& adapter);
   bool has_adapter() const { return adapter_in_ != nullptr; }
-  /// x (..., in) -> what is added to the product of x and the weight before lengths() are, (..., out), plus
-  /// `residual`; without an adapter `residual`.
-  /// Joints are those of the layer, which its adapter has at its rank, where rows are short.
-  at::Tensor adapted(const at::Tensor& x, const at::Tensor& residual = {}, Output output = Output::kRead,
-                     const Joints& joints = {}) const;
+  /// Whether A reads what the weight reads: there is an adapter, and nothing is dropped in between.
+  bool taps() const { return has_adapter() && !drops(); }
+  /// forward() where A has read the layer's input: `tapped` are A's product (..., rank) with it, and the
+  /// input. For layers that tap. Joints are those of the layer, of which A has had the one behind.
+  at::Tensor forward(const Tapped& tapped, const at::Tensor& residual, const std::optional<Fp8Recipe>& fp8,
+                     Output output, const Joints& joints) const;
+  /// x (..., in) -> what an adapter that does not tap adds to the product of x and the weight, (..., out),
+  /// plus `residual`; without an adapter `residual`.
+  at::Tensor beside(const at::Tensor& x, const at::Tensor& residual = {}, Output output = Output::kRead,
+                    const Joints& joints = {}) const;
   /// (out) fp32, by which the sum is multiplied; undefined where it is not.
   at::Tensor lengths(const JointPtr& after = {}) const;
+  WeightLayout layout() const { return layout_; }
+  const LowRank& adapter() const { return adapter_; }
+  const at::Tensor& adapter_a() const { return adapter_in_->weight; }
+  const at::Tensor& adapter_b() const { return adapter_out_->weight; }
 
   at::Tensor weight;
   at::Tensor bias;  ///< (out); undefined without one
@@ -48,8 +57,8 @@ class Linear : public torch::nn::Module {
   int64_t in_, out_;
   WeightLayout layout_;
   bool drops() const { return adapter_.dropout > 0.0 && is_training(); }
-  at::Tensor low_rank(const at::Tensor& x, const at::Tensor& residual, Output output,
-                      const Joints& joints) const;
+  at::Tensor low_rank(const at::Tensor& thin, const at::Tensor& residual, Output output,
+                      const JointPtr& before) const;
   at::Tensor length_ratio(const JointPtr& after) const;
 
   std::shared_ptr<Linear> adapter_in_, adapter_out_;
@@ -57,10 +66,26 @@ class Linear : public torch::nn::Module {
   LowRank adapter_;
 };
 
-/// Several linear layers without biases on one input, with their adapters: (..., sum of out_i), as
-/// linear_group().
+// Layers with their adapters.
+
+/// Several linear layers without biases on one input: (..., sum of out_i), as linear_group(). The matrices A
+/// of their adapters read it once, and B are the blocks of one matrix.
 at::Tensor linear_group(const at::Tensor& x, const std::vector<const Linear*>& layers,
                         const std::optional<Fp8Recipe>& fp8 = {}, const JointPtr& before = {});
+/// {x + delta, the layer's or layers' output for the norm of it}, as add_norm_linear(): the norm is computed
+/// again in backward, unless an adapter drops some of it.
+std::pair<at::Tensor, at::Tensor> add_norm_linear(const at::Tensor& x, const at::Tensor& delta,
+                                                  const Norm& norm, const Linear& layer,
+                                                  const std::optional<Fp8Recipe>& fp8 = {},
+                                                  const JointPtr& before = {});
+std::pair<at::Tensor, at::Tensor> add_norm_linear(const at::Tensor& x, const at::Tensor& delta,
+                                                  const Norm& norm, const std::vector<const Linear*>& layers,
+                                                  const std::optional<Fp8Recipe>& fp8 = {},
+                                                  const JointPtr& before = {});
+/// The layer's output for activation(x), plus `residual`, as activated_linear().
+at::Tensor activated_linear(const at::Tensor& x, Activation activation, const Linear& layer,
+                            const at::Tensor& residual = {}, const std::optional<Fp8Recipe>& fp8 = {},
+                            const JointPtr& after = {});
 
 class Embedding : public torch::nn::Module {
  public:

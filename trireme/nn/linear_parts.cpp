@@ -314,27 +314,30 @@ namespace {
 
 /// For all rows that the layer multiplies.
 at::Tensor whole_input_gradient(const LinearParams& params, const at::Tensor& weight_amax,
-                                const OutputGradient& dy) {
+                                const OutputGradient& dy, const at::Tensor& addend) {
   if (!params.fp8) {
     const InUse in_use{params.weights};
     const at::Tensor weight = joined(params.weights);
-    return kernels::product(dy.rows, params.in_out ? weight.t() : weight);
+    return kernels::product(dy.rows, params.in_out ? weight.t() : weight, {}, addend);
   }
   const WeightSizes sizes(params.weights);
   at::Tensor dx = at::empty({dy.plain.values.size(0), params.in_out ? sizes.rows : sizes.columns},
                             params.weights.front().options());
   at::Tensor amax = weight_amax;
-  kernels::fp8_matmul(dx, dy.plain, weights_in_fp8(params, amax, !params.in_out), params.fp8->fast_backward);
+  kernels::fp8_matmul(dx, dy.plain, weights_in_fp8(params, amax, !params.in_out), params.fp8->fast_backward,
+                      {}, addend);
   return dx;
 }
 
 }  // namespace
 
-at::Tensor input_gradient(const LinearParams& params, const at::Tensor& weight_amax,
-                          const OutputGradient& dy) {
-  const at::Tensor dx = whole_input_gradient(params, weight_amax, dy);
-  if (!params.joints.before) return dx;
-  return params.joints.before->reduce_scatter(dx).to(dx.scalar_type());
+at::Tensor input_gradient(const LinearParams& params, const at::Tensor& weight_amax, const OutputGradient& dy,
+                          const at::Tensor& addend) {
+  const at::Tensor added = addend.defined() ? as_rows(addend).contiguous() : at::Tensor();
+  if (!params.joints.before) return whole_input_gradient(params, weight_amax, dy, added);
+  const at::Tensor dx = whole_input_gradient(params, weight_amax, dy, {}),
+                   sum = params.joints.before->reduce_scatter(dx);
+  return (added.defined() ? sum + added : sum).to(dx.scalar_type());
 }
 
 variable_list add_parameter_gradients(const LinearParams& params, const Factor& input, const Factor& dy) {

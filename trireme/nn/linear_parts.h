@@ -81,9 +81,9 @@ OutputGradient output_gradient(const LinearParams& params, const at::Tensor& dy)
 /// dy (n, out)
 OutputGradient output_gradient(const LinearParams& params, const kernels::Fp8Source& dy,
                                const at::Tensor& amax = {}, const at::Tensor& sums = {});
-/// -> (n, in)
-at::Tensor input_gradient(const LinearParams& params, const at::Tensor& weight_amax,
-                          const OutputGradient& dy);
+/// -> (n, in), plus `addend` of any shape with as many elements, unless undefined
+at::Tensor input_gradient(const LinearParams& params, const at::Tensor& weight_amax, const OutputGradient& dy,
+                          const at::Tensor& addend = {});
 /// Computes the gradients of weights and bias, in lent memory or added to gradients that exist. Returns what
 /// backward returns to autograd for each weight and the bias: undefined for gradients that are in place, and
 /// for parameters that want none.

@@ -50,9 +50,8 @@ std::pair<at::Tensor, at::Tensor> LlamaBlock::attend(const at::Tensor& x, const 
                             {}, out_fp8, Output::kRead, {.before = {}, .after = options.joint});
   };
   if (options.recompute_cheap) {
-    const auto [residual, qkv] =
-        add_norm_linear(x, {}, input_norm_->norm(), {query_->weight, key_->weight, value_->weight}, {},
-                        WeightLayout::kOutIn, fp8, options.joint);
+    const auto [residual, qkv] = add_norm_linear(
+        x, {}, input_norm_->norm(), {query_.get(), key_.get(), value_.get()}, fp8, options.joint);
     return {residual, out(qkv)};
   }
   const auto [residual, normed] = input_norm_->add_forward(x, {}, fp8);
@@ -64,10 +63,9 @@ at::Tensor LlamaBlock::feed_forward(const at::Tensor& x, const at::Tensor& atten
   const auto in = options.fp8_of(BlockLayer::kFeedForwardIn),
              out = options.fp8_of(BlockLayer::kFeedForwardOut);
   if (options.recompute_cheap) {
-    const auto [h, gate_up] = add_norm_linear(x, attended, mlp_norm_->norm(), {gate_->weight, up_->weight},
-                                              {}, WeightLayout::kOutIn, in, options.joint);
-    return activated_linear(gate_up, Activation::kSwiglu, down_->weight, {}, WeightLayout::kOutIn, h, out,
-                            options.joint);
+    const auto [h, gate_up] =
+        add_norm_linear(x, attended, mlp_norm_->norm(), {gate_.get(), up_.get()}, in, options.joint);
+    return activated_linear(gate_up, Activation::kSwiglu, *down_, h, out, options.joint);
   }
   const auto [h, normed] = mlp_norm_->add_forward(x, attended, in);
   const bool is_adapted = gate_->has_adapter() || up_->has_adapter() || down_->has_adapter();

@@ -62,6 +62,10 @@ void note_amax(const at::Tensor& tensor, at::Tensor amax) {
   if (amax.defined()) renew(tensor, [&](Note& note) { note.amax = std::move(amax); });
 }
 
+void pass_on_amax(const at::Tensor& alias, const at::Tensor& tensor) {
+  if (const Note* const note = current_note_of(tensor)) note_amax(alias, note->amax);
+}
+
 at::Tensor noted_amax(const at::Tensor& tensor, const std::optional<Fp8Recipe>& fp8) {
   const Note* const note = asks_for_amax(fp8) ? current_note_of(tensor) : nullptr;
   return note == nullptr ? at::Tensor() : note->amax;

@@ -20,6 +20,8 @@ at::Tensor amax_to_raise(const at::Tensor& output, bool asked);
 
 /// `amax` is the largest magnitude of what `tensor` holds now; undefined: it is not known.
 void note_amax(const at::Tensor& tensor, at::Tensor amax);
+/// `alias` is another tensor with the values of `tensor`, and has the largest magnitude that is known of it.
+void pass_on_amax(const at::Tensor& alias, const at::Tensor& tensor);
 /// Undefined: casts do not need it, it is not known, or something wrote to the tensor since.
 at::Tensor noted_amax(const at::Tensor& tensor, const std::optional<Fp8Recipe>& fp8);
 

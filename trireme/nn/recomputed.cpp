@@ -36,7 +36,8 @@ class NormLinearFunction : public Function<NormLinearFunction> {
                                const std::optional<at::Tensor>& delta_in, const at::Tensor& norm_weight,
                                const std::optional<at::Tensor>& norm_bias_in, double eps,
                                at::TensorList weights, const std::optional<at::Tensor>& bias_in, bool in_out,
-                               const std::optional<Fp8Recipe>& fp8, const JointPtr& before) {
+                               const std::optional<Fp8Recipe>& fp8, const JointPtr& before,
+                               bool asked_for_amax, bool passes_on) {
     context->set_materialize_grads(false);  // often nobody uses the sum
     const at::Tensor x = x_in.contiguous();
     const at::Tensor delta = delta_in ? delta_in->contiguous() : at::Tensor();
@@ -45,7 +46,7 @@ class NormLinearFunction : public Function<NormLinearFunction> {
     const auto fp32 = x.options().dtype(at::kFloat);
     at::Tensor statistics = norm_bias.defined() ? at::empty({2, rows}, fp32) : at::empty({rows}, fp32);
     at::Tensor sum = delta.defined() ? at::empty_like(x) : at::Tensor();
-    const at::Tensor y = normed(sum, statistics, x, delta, norm_weight, norm_bias, eps, asks_for_amax(fp8));
+    const at::Tensor y = normed(sum, statistics, x, delta, norm_weight, norm_bias, eps, asked_for_amax);
     const LinearParams params{weights, bias, in_out, fp8, {.before = before, .after = {}}};
     LinearKept kept;
     kept.input_amax = noted_amax(y, fp8);
@@ -56,31 +57,35 @@ class NormLinearFunction : public Function<NormLinearFunction> {
     context->saved_data["adds"] = delta.defined();
     context->saved_data["eps"] = eps;
     context->saved_data["asked_for_sums"] = asks_for_gradient_sums(delta_in.value_or(x_in));
-    return {sum, out};
+    context->saved_data["asked_for_amax"] = asked_for_amax;
+    return passes_on ? variable_list{sum, out, y} : variable_list{sum, out};
   }
 
   static variable_list backward(AutogradContext* context, variable_list grads) {
     refuse_create_graph("nn.add_norm_linear");
     const Restored restored = restore(*context);
-    if (!grads[1].defined()) return of_sum_alone(*context, restored, grads[0]);
+    const at::Tensor passed = grads.size() > 2 ? grads[2] : at::Tensor();
+    if (!grads[1].defined() && !passed.defined()) return of_sum_alone(*context, restored, grads[0]);
     const at::Tensor &x = restored.saved[0], &norm_weight = restored.saved[1], &norm_bias = restored.saved[2];
     at::Tensor statistics = restored.saved[3], no_sum;
     const RestoredLinear& linear = restored.linears.front();
     const LinearParams params = linear.params();
-    const OutputGradient d_out = output_gradient(params, grads[1]);
-
-    variable_list reported;
-    {
-      const at::Tensor y =
-          normed(no_sum, statistics, x, {}, norm_weight, norm_bias, context->saved_data["eps"].toDouble(),
-                 /*asked=*/false);
-      reported = deferrable_parameter_gradients(
-          params, input_factor(params, as_rows(y), linear.kept.input_amax), d_out.factor());
+    variable_list reported(linear.weights.size() + 1);
+    at::Tensor dy = passed.defined() ? passed.contiguous() : at::Tensor();
+    if (grads[1].defined()) {
+      const OutputGradient d_out = output_gradient(params, grads[1]);
+      {
+        const at::Tensor y =
+            normed(no_sum, statistics, x, {}, norm_weight, norm_bias, context->saved_data["eps"].toDouble(),
+                   /*asked=*/false);
+        reported = deferrable_parameter_gradients(
+            params, input_factor(params, as_rows(y), linear.kept.input_amax), d_out.factor());
+      }
+      dy = input_gradient(params, linear.kept.weight_amax, d_out, passed);
     }
-    const at::Tensor dy = input_gradient(params, linear.kept.weight_amax, d_out);
     const at::Tensor d_sum = grads[0].defined() ? grads[0].contiguous() : at::Tensor();
     at::Tensor dx = at::empty_like(x);
-    const at::Tensor amax = amax_to_raise(dx, asks_for_amax(params.fp8));
+    const at::Tensor amax = amax_to_raise(dx, context->saved_data["asked_for_amax"].toBool());
     GradTarget d_weight(norm_weight);
     variable_list result(5);
     const InUse in_use{x, norm_weight};
@@ -99,7 +104,7 @@ class NormLinearFunction : public Function<NormLinearFunction> {
     if (context->saved_data["adds"].toBool()) result[1] = dx;
     result[2] = d_weight.reported();
     result.insert(result.end(), reported.begin(), reported.end());
-    result.resize(result.size() + 3);  // in_out, fp8, before
+    result.resize(result.size() + 5);  // in_out, fp8, before, asked_for_amax, passes_on
     return result;
   }
 
@@ -107,7 +112,7 @@ class NormLinearFunction : public Function<NormLinearFunction> {
   /// The gradients that backward returns where nobody uses the product.
   static variable_list of_sum_alone(AutogradContext& context, const Restored& restored,
                                     const at::Tensor& d_sum) {
-    variable_list result(9 + restored.linears.front().weights.size());
+    variable_list result(11 + restored.linears.front().weights.size());
     result[0] = d_sum;
     if (context.saved_data["adds"].toBool()) result[1] = d_sum;
     return result;
@@ -130,18 +135,21 @@ Fp8Source activate(const at::Tensor& x, bool gated, const std::optional<Fp8Recip
 
 class ActivatedLinearFunction : public Function<ActivatedLinearFunction> {
  public:
-  static at::Tensor forward(AutogradContext* context, const at::Tensor& x_in, bool gated,
-                            const at::Tensor& weight, const std::optional<at::Tensor>& bias_in, bool in_out,
-                            const std::optional<at::Tensor>& residual, const std::optional<Fp8Recipe>& fp8,
-                            const JointPtr& after) {
+  static variable_list forward(AutogradContext* context, const at::Tensor& x_in, bool gated,
+                               const at::Tensor& weight, const std::optional<at::Tensor>& bias_in,
+                               bool in_out, const std::optional<at::Tensor>& residual,
+                               const std::optional<Fp8Recipe>& fp8, const JointPtr& after,
+                               bool asked_for_amax, bool passes_on) {
+    context->set_materialize_grads(!passes_on);
     const at::Tensor x = x_in.contiguous(), bias = bias_in.value_or(at::Tensor());
     const LinearParams params{at::TensorList(weight), bias, in_out, fp8, {.before = {}, .after = after}};
     LinearKept kept;
-    at::Tensor y;
+    at::Tensor y, read;
     {
-      const Fp8Source activated = activate(x, gated, fp8, asks_for_amax(fp8));
+      const Fp8Source activated = activate(x, gated, fp8, asked_for_amax);
       kept.input_amax = noted_amax(activated.x(), fp8);
       y = apply_linear(params, activated, residual.value_or(at::Tensor()), kept, KeepInput::kNo);
+      if (passes_on) read = activated.x();
     }
     save(*context, {x}, {{params, kept}});
     context->saved_data["gated"] = gated;
@@ -149,7 +157,11 @@ class ActivatedLinearFunction : public Function<ActivatedLinearFunction> {
     context->saved_data["asked_for_sums"] = !gated && asks_for_gradient_sums(x_in);
     const at::Tensor out = shaped(y, x);
     if (is_reached(bias)) ask_for_gradient_sums(out);
-    return out;
+    context->saved_data["asked_for_amax"] = asked_for_amax;
+    if (!passes_on) return {out};
+    const at::Tensor passed = shaped(read, x);
+    pass_on_amax(passed, read);
+    return {out, passed};
   }
 
   static variable_list backward(AutogradContext* context, variable_list grads) {
@@ -159,10 +171,17 @@ class ActivatedLinearFunction : public Function<ActivatedLinearFunction> {
     const bool gated = context->saved_data["gated"].toBool();
     const RestoredLinear& linear = restored.linears.front();
     const LinearParams params = linear.params();
-    const OutputGradient d_out = output_gradient(params, grads[0]);
-    at::Tensor dy = input_gradient(params, linear.kept.weight_amax, d_out);
+    const at::Tensor passed = grads.size() > 1 ? grads[1] : at::Tensor();
+    variable_list result(10);
+    if (!grads[0].defined() && !passed.defined()) return result;
+    OutputGradient d_out;
+    at::Tensor dy = passed.defined() ? as_rows(passed).contiguous() : at::Tensor();
+    if (grads[0].defined()) {
+      d_out = output_gradient(params, grads[0]);
+      dy = input_gradient(params, linear.kept.weight_amax, d_out, passed);
+    }
     at::Tensor dx = at::empty_like(x), y;
-    const at::Tensor amax = amax_to_raise(dx, asks_for_amax(params.fp8));
+    const at::Tensor amax = amax_to_raise(dx, context->saved_data["asked_for_amax"].toBool());
     const bool left_to_cast = gated && casts_swiglu(params.fp8);
     if (!left_to_cast) y = at::empty_like(dy);
     const at::Tensor sums = sums_to_fill(dx, context->saved_data["asked_for_sums"].toBool());
@@ -171,13 +190,23 @@ class ActivatedLinearFunction : public Function<ActivatedLinearFunction> {
     note_amax(dx, amax);
     note_column_sums(dx, sums);
     dy.reset();
+    result[0] = dx;
+    if (context->saved_data["adds"].toBool()) result[5] = grads[0];
+    if (!grads[0].defined()) return result;
     const Fp8Source activated = left_to_cast ? Fp8Source::swiglu(as_rows(x)) : Fp8Source(y);
     const variable_list reported = deferrable_parameter_gradients(
         params, input_factor(params, activated, linear.kept.input_amax), d_out.factor());
-    const at::Tensor d_residual = context->saved_data["adds"].toBool() ? grads[0] : at::Tensor();
-    return {dx, at::Tensor(), reported[0], reported[1], at::Tensor(), d_residual, at::Tensor(), at::Tensor()};
+    result[2] = reported[0];
+    result[3] = reported[1];
+    return result;
   }
 };
+
+/// What is computed of anything else has no gradient to hand back, and as a result of a function that also
+/// reads trained weights it would get one.
+bool wants_gradient(const at::Tensor& x) {
+  return x.defined() && x.requires_grad();
+}
 
 }  // namespace
 
@@ -186,17 +215,47 @@ std::pair<at::Tensor, at::Tensor> add_norm_linear(const at::Tensor& x, const at:
                                                   const at::Tensor& bias, WeightLayout layout,
                                                   const std::optional<Fp8Recipe>& fp8,
                                                   const JointPtr& before) {
-  const variable_list results =
-      NormLinearFunction::apply(x, optional(delta), norm.weight, optional(norm.bias), norm.eps, weights,
-                                optional(bias), layout == WeightLayout::kInOut, fp8, before);
+  const variable_list results = NormLinearFunction::apply(
+      x, optional(delta), norm.weight, optional(norm.bias), norm.eps, weights, optional(bias),
+      layout == WeightLayout::kInOut, fp8, before, asks_for_amax(fp8), /*passes_on=*/false);
   return {results[0], results[1]};
+}
+
+TappedNorm tapped_norm_linear(const at::Tensor& x, const at::Tensor& delta, const Norm& norm,
+                              at::TensorList weights, const std::optional<Fp8Recipe>& read_by) {
+  const std::optional<at::Tensor> absent;
+  if (!wants_gradient(x) && !wants_gradient(delta) && !wants_gradient(norm.weight)) {
+    const auto [sum, y] = norm.bias.defined()
+                              ? add_layer_norm(x, delta, norm.weight, norm.bias, norm.eps, read_by)
+                              : add_rms_norm(x, delta, norm.weight, norm.eps, read_by);
+    const Tapped tapped = tapped_linear(y, weights);
+    return {sum, tapped.made, tapped.passed};
+  }
+  const variable_list results = NormLinearFunction::apply(
+      x, optional(delta), norm.weight, optional(norm.bias), norm.eps, weights, absent, /*in_out=*/false,
+      std::optional<Fp8Recipe>(), JointPtr(), asks_for_amax(read_by), /*passes_on=*/true);
+  return {results[0], results[1], results[2]};
 }
 
 at::Tensor activated_linear(const at::Tensor& x, Activation activation, const at::Tensor& weight,
                             const at::Tensor& bias, WeightLayout layout, const at::Tensor& residual,
                             const std::optional<Fp8Recipe>& fp8, const JointPtr& after) {
   return ActivatedLinearFunction::apply(x, activation == Activation::kSwiglu, weight, optional(bias),
-                                        layout == WeightLayout::kInOut, optional(residual), fp8, after);
+                                        layout == WeightLayout::kInOut, optional(residual), fp8, after,
+                                        asks_for_amax(fp8), /*passes_on=*/false)[0];
+}
+
+Tapped tapped_activated_linear(const at::Tensor& x, Activation activation, const at::Tensor& weight,
+                               const std::optional<Fp8Recipe>& read_by, const JointPtr& after) {
+  const std::optional<at::Tensor> absent;
+  const bool gated = activation == Activation::kSwiglu;
+  if (!wants_gradient(x))
+    return tapped_linear(gated ? swiglu(x, read_by) : gelu(x, read_by), weight,
+                         {.before = {}, .after = after});
+  const variable_list results = ActivatedLinearFunction::apply(x, gated, weight, absent, /*in_out=*/false,
+                                                               absent, std::optional<Fp8Recipe>(), after,
+                                                               asks_for_amax(read_by), /*passes_on=*/true);
+  return {results[0], results[1]};
 }
 
 }  // namespace trireme::nn

@@ -112,20 +112,48 @@ bool reads_last_product(const UnitSpec& block) {
   });
 }
 
-int64_t adapter_bytes(const ModelConfig& model, BlockPart part, int64_t element_bytes) {
+namespace {
+
+struct AdaptedLayer {
+  BlockLayer layer;
+  int64_t in, out;
+};
+
+/// The layers with adapters in a block of the model, or in a half of it.
+std::vector<AdaptedLayer> adapted_layers(const ModelConfig& model, BlockPart part) {
   const ModelFamilyRecord& family = record_of(model.family);
-  const bool drops = model.adapter.dropout > 0.0, scales = model.adapter.kind == AdapterKind::kDora;
-  if (!drops && !scales) return 0;
   const std::vector<ParamSpec> params = family.block(model, 0).params;
-  int64_t bytes = 0;
+  std::vector<AdaptedLayer> layers;
   for (size_t i = 0; i < params.size(); ++i) {
     const bool attends = i < family.attention_params;
     if (part != BlockPart::kWhole && attends != (part == BlockPart::kAttention)) continue;
     const std::string module = module_of(params[i]);
     if (module.empty() || !adapts(model.adapter, last_word(module))) continue;
-    const int64_t in = params[i].shape[family.in_out ? 0 : 1], out = params[i].shape[family.in_out ? 1 : 0];
-    bytes += (drops ? in * (element_bytes + 1) : 0) + (scales ? out * element_bytes : 0);
+    layers.push_back({.layer = *params[i].layer,
+                      .in = params[i].shape[family.in_out ? 0 : 1],
+                      .out = params[i].shape[family.in_out ? 1 : 0]});
   }
+  return layers;
+}
+
+}  // namespace
+
+int64_t adapter_bytes(const ModelConfig& model, BlockPart part, int64_t element_bytes) {
+  const bool drops = model.adapter.dropout > 0.0, scales = model.adapter.kind == AdapterKind::kDora;
+  if (!drops && !scales) return 0;
+  int64_t bytes = 0;
+  for (const AdaptedLayer& layer : adapted_layers(model, part))
+    bytes += (drops ? layer.in * (element_bytes + 1) : 0) + (scales ? layer.out * element_bytes : 0);
+  return bytes;
+}
+
+int64_t read_bytes(const ModelConfig& model, BlockPart part, int64_t element_bytes) {
+  if (model.adapter.dropout > 0.0) return 0;
+  std::map<BlockLayer, int64_t> inputs;
+  for (const AdaptedLayer& layer : adapted_layers(model, part))
+    if (layer.layer != BlockLayer::kAttentionOutput) inputs[layer.layer] = layer.in * element_bytes;
+  int64_t bytes = 0;
+  for (const auto& [layer, of_layer] : inputs) bytes += of_layer;
   return bytes;
 }
 

@@ -53,6 +53,10 @@ bool reads_last_product(const UnitSpec& block);
 /// layer before its rows get their lengths, and with dropout instead of it that of another product.
 int64_t adapter_bytes(const ModelConfig& model, BlockPart part, int64_t element_bytes);
 
+/// Outputs of norms and activations that adapters keep for backward, in bytes a token of a block or of a half
+/// of it: what the matrices A read, once for layers on one input. With dropout it is none of these.
+int64_t read_bytes(const ModelConfig& model, BlockPart part, int64_t element_bytes);
+
 /// The names of the linear layers in a block of the model, in their order.
 std::vector<std::string> linear_layers(const ModelConfig& model);
 /// Throws ConfigError where a target is no layer of the model's blocks, naming those that there are.

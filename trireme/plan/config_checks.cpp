@@ -189,11 +189,6 @@ class Checker {
           "[plan.config] {} is decoded to the dtype of computation, and {} casts weights of bf16; set "
           "precision.fp8 to off, or adapter.base to model",
           base, said("precision.fp8", config_.precision.fp8.recipe));
-    if (config_.parallel.tp > 1)
-      throw ConfigError(
-          "[plan.config] {} has a scale for every 64 elements of a whole matrix, which {} would cut; use "
-          "data, context or pipeline parallelism, or set adapter.base to model",
-          base, said("parallel.tp", config_.parallel.tp));
   }
 
   void check_adapter() const {
@@ -207,9 +202,11 @@ class Checker {
           kind, model_.family);
     check_targets(model_, said("adapter.targets", model_.adapter.targets));
     if (model_.adapter.base == AdapterBase::kNf4) check_nf4();
-    if (config_.memory.recompute == Recompute::kCheap)
+    if (config_.memory.recompute == Recompute::kCheap && model_.adapter.dropout > 0.0)
       throw ConfigError(
-          "[plan.config] {} reads the outputs of norms, which {} does not keep; use block or none", kind,
+          "[plan.config] {} keeps what it reads of the outputs of norms, so {} would save nothing; use block "
+          "or none",
+          said("adapter.dropout", model_.adapter.dropout),
           said("memory.recompute", config_.memory.recompute));
     if (config_.parallel.reshard_after_forward.kind == ReshardAfterForward::Kind::kOver)
       throw ConfigError(

@@ -87,7 +87,8 @@ int64_t UnitSpec::numel() const {
 
 /// A block, or a half of one, that is computed again keeps its input; a whole block may keep attention's
 /// output and an fp32 log-sum-exp a head, too. With FP8 the inputs of linear layers
-/// are kept in one byte an element: what is cheap to compute again, and attention's output beside itself.
+/// are kept in one byte an element: what is cheap to compute again, and attention's output beside itself. A
+/// frozen layer keeps no input, and its adapter keeps what it reads in the dtype of computation.
 BlockBytes block_bytes(const ModelConfig& model, const PrecisionConfig& precision, const MemoryConfig& memory,
                        int64_t layer, BlockPart part) {
   const ModelFamilyRecord& family = record_of(model.family);
@@ -112,8 +113,10 @@ BlockBytes block_bytes(const ModelConfig& model, const PrecisionConfig& precisio
   if (cheap > 0 && part == BlockPart::kRest) cheap = element * rest.taken;
   bytes.saved = element * (linears.taken + linears.made) - cheap + adapter_bytes(model, part, element);
   if (attends) bytes.saved += family.saved_bytes(model, element) - element * (whole.taken + whole.made);
-  if (attends && fp8) bytes.saved += query_width(model);
-  if (!again || memory.recompute != Recompute::kCheap) bytes.saved += fp8 ? cheap / element : cheap;
+  const bool adapted = model.adapter.kind != AdapterKind::kNone;
+  if (attends && fp8 && !adapted) bytes.saved += query_width(model);
+  if (!again || memory.recompute != Recompute::kCheap)
+    bytes.saved += adapted ? read_bytes(model, part, element) : fp8 ? cheap / element : cheap;
   return bytes;
 }
 

@@ -70,10 +70,9 @@ double repeated_flops(const Config& config) {
 Config settle_recompute(Config config, Device device) {
   Recompute& recompute = config.memory.recompute;
   if (recompute != Recompute::kAuto) return config;
-  // Products in FP8 are shorter, and their inputs take a byte an element as they are. An adapter reads the
-  // output of a norm, which is not kept apart from the product where it is computed again.
-  const bool can =
-      config.precision.fp8.recipe == Fp8::kOff && config.model.adapter.kind == AdapterKind::kNone;
+  // Products in FP8 are shorter, and their inputs take a byte an element as they are. Of dropout's output
+  // nothing is cheap.
+  const bool can = config.precision.fp8.recipe == Fp8::kOff && config.model.adapter.dropout == 0.0;
   const bool pays = device == Device::kCuda && can && cheap_cost(config) < kNoticed;
   recompute = pays ? Recompute::kCheap : Recompute::kNone;
   return config;

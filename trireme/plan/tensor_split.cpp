@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "trireme/base/error.h"
+#include "trireme/base/nf4_format.h"
 #include "trireme/plan/flat_layout.h"
 #include "trireme/plan/fp8.h"
 #include "trireme/plan/model_family.h"
@@ -56,6 +57,40 @@ bool can_share(const ModelConfig& model, int64_t ranks) {
   return model.n_heads % ranks == 0 && model.d_ff % ranks == 0 && (kv % ranks == 0 || ranks % kv == 0);
 }
 
+/// The model of one of several ranks that can share it, but for its vocabulary.
+ModelConfig share_of(const ModelConfig& model, int64_t ranks) {
+  ModelConfig share = model;
+  share.head_dim = head_dim(model);
+  share.n_heads = model.n_heads / ranks;
+  share.n_kv_heads = std::max<int64_t>(1, model.n_kv_heads / ranks);
+  share.d_ff = model.d_ff / ranks;
+  return share;
+}
+
+/// Elements that follow each other in the whole parameter and are on one rank.
+int64_t run_of(const ParamSpec& whole, const ParamSpec& held) {
+  const auto differs = std::ranges::mismatch(whole.shape, held.shape);
+  int64_t run = 1;
+  for (auto size = differs.in2; size != held.shape.end(); ++size) run *= *size;
+  return differs.in2 == held.shape.end() ? held.numel() : run / whole.packed;
+}
+
+/// In NF4 a scale is that of elements of one rank, so that values do not depend on how many there are.
+std::string nf4_obstacle(const ModelConfig& model, int64_t ranks) {
+  if (model.adapter.base != AdapterBase::kNf4) return {};
+  const ModelFamilyRecord& family = record_of(model.family);
+  const std::vector<ParamSpec> whole = family.block(model, 0).params,
+                               held = family.block(share_of(model, ranks), 0).params;
+  for (size_t i = 0; i < whole.size(); ++i) {
+    if (!whole[i].layer || run_of(whole[i], held[i]) % kNf4Block == 0) continue;
+    return fmt::format(
+        "each of {} ranks would have {} neighbouring elements of {}, and NF4 has a scale for every {}; use "
+        "fewer ranks, or adapter.base=model",
+        ranks, run_of(whole[i], held[i]), whole[i].name, kNf4Block);
+  }
+  return {};
+}
+
 std::vector<int64_t> numbers_that_can_share(const ModelConfig& model) {
   std::vector<int64_t> numbers;
   for (int64_t ranks = 1; ranks <= model.n_heads; ++ranks) {
@@ -85,7 +120,7 @@ std::string split_obstacle(const ModelConfig& model, int64_t ranks) {
         "{} ranks cannot share a vocabulary of {} rows, {} or more each; raise model.vocab_size", ranks,
         model.vocab_size, kLeastRows);
   }
-  return {};
+  return nf4_obstacle(model, ranks);
 }
 
 std::vector<int64_t> split_vocabulary(const ModelConfig& model, int64_t ranks) {
@@ -96,11 +131,7 @@ ModelConfig split_model(const ModelConfig& model, const TensorSplit& split) {
   if (split.ranks == 1) return model;
   if (const std::string obstacle = split_obstacle(model, split.ranks); !obstacle.empty())
     throw ConfigError("[plan.split] {}", obstacle);
-  ModelConfig part = model;
-  part.head_dim = head_dim(model);
-  part.n_heads = model.n_heads / split.ranks;
-  part.n_kv_heads = std::max<int64_t>(1, model.n_kv_heads / split.ranks);
-  part.d_ff = model.d_ff / split.ranks;
+  ModelConfig part = share_of(model, split.ranks);
   const std::vector<int64_t> rows = split_vocabulary(model, split.ranks);
   const auto rank = static_cast<size_t>(split.rank);
   part.vocab_size = rows[rank + 1] - rows[rank];
