@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "tests/support/refusal.h"
+#include "tests/support/saved_tensors.h"
 #include "tests/train/resume_fixture.h"
 #include "trireme/checkpoint/safetensors.h"
 #include "trireme/kernels/nf4.h"
@@ -18,15 +19,6 @@
 
 namespace trireme::train {
 namespace {
-
-using TensorsByName = std::map<std::string, at::Tensor>;
-
-TensorsByName tensors_of(const std::filesystem::path& path) {
-  TensorsByName tensors;
-  const checkpoint::SafetensorsReader file(path.string());
-  for (const auto& [name, info] : file.tensors()) tensors[name] = file.read(name).clone();
-  return tensors;
-}
 
 /// The values that a weight has in NF4.
 at::Tensor through_nf4(const at::Tensor& weight) {
@@ -92,7 +84,7 @@ class Nf4Run : public Resume {
   void write_decoded() {
     decoded_ = folder_ / "decoded.safetensors";
     std::map<std::string, checkpoint::TensorInfo> infos;
-    TensorsByName all = tensors_of(base_);
+    test::SavedTensors all = test::saved_tensors(base_);
     for (auto& [name, value] : all) {
       if (name.find("_proj.") != std::string::npos) value = through_nf4(value);
       infos[name] = {value.scalar_type(), value.sizes().vec()};
@@ -155,7 +147,7 @@ TEST_F(Nf4Run, LeavesTheDecodedWeightsWithAdaptersAdded) {
   config_.model.adapter.targets = "q_proj,down_proj";
   config_.train.val_every = 6;
   const double validated = run(1, false).summary.final_val_loss.value_or(0.0);
-  const TensorsByName merged = tensors_of(weights()), decoded = tensors_of(decoded_);
+  const test::SavedTensors merged = test::saved_tensors(weights()), decoded = test::saved_tensors(decoded_);
   for (const auto& [name, value] : decoded) {
     const bool adapted =
         name.find("q_proj.") != std::string::npos || name.find("down_proj.") != std::string::npos;
