@@ -173,6 +173,9 @@ TEST_F(PackedConversations, AreWholeInWindowsAndCountAnswersAlone) {
   ASSERT_EQ(dataset.size(), 2);
   EXPECT_EQ(sample(dataset, 0), Sample("abcd0pq0", ".cd0.q0."));
   EXPECT_EQ(sample(dataset, 1), Sample("xyzw0000", "..w0...."));
+  using Begins = std::vector<int64_t>;
+  EXPECT_EQ(dataset.document_begins(0), Begins{5});
+  EXPECT_EQ(dataset.document_begins(1), Begins{5});  // of what fills the window
   EXPECT_EQ(dataset.kept_targets(0), 5);
   EXPECT_EQ(dataset.kept_targets(1), 2);
   EXPECT_TRUE(corpus.note.empty()) << corpus.note;
@@ -194,6 +197,7 @@ TEST_F(PackedConversations, CountsWhatTruncationTakes) {
   const Dataset dataset(corpus.folder, "train", 4);
   ASSERT_EQ(dataset.size(), 1);
   EXPECT_EQ(sample(dataset, 0), Sample("abcd", ".cd."));
+  EXPECT_EQ(dataset.document_begins(0), std::vector<int64_t>());
   for (const char* words : {"2 conversations are longer", "13 tokens cut off", "1 answer cut short", "1 lost",
                             "1 conversation left out"})
     EXPECT_NE(corpus.note.find(words), std::string::npos) << words << " in " << corpus.note;

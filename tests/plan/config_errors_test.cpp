@@ -262,6 +262,23 @@ TEST(ConfigErrors, KeysOfConversationsNeedConversations) {
   test::expect_mentions(of_overrides({"data.format=talk"}), {"data.format", "text", "answers", "chat"});
 }
 
+TEST(ConfigErrors, DocumentsAreKeptApartWhereAttentionKnowsThem) {
+  EXPECT_EQ(of_overrides({"data.reset_attention=true"}), "accepted");
+  EXPECT_EQ(of_overrides({"data.reset_attention=true", "data.format=chat", "data.path=a.jsonl"}), "accepted");
+  EXPECT_EQ(of_overrides({"data.reset_attention=true", "parallel.cp=2"}), "accepted");
+  EXPECT_EQ(of_overrides({"data.reset_attention=true", "parallel.cp=2", "parallel.cp_kind=ulysses"}),
+            "accepted");
+  test::expect_mentions(
+      of_overrides({"data.reset_attention=true", "parallel.cp=2", "parallel.cp_kind=ring"}),
+      {"data.reset_attention=true", "parallel.cp_kind=ring", "set parallel.cp_kind=ulysses"});
+  test::expect_mentions(of_overrides({"data.reset_attention=true", "model.family=mlp"}),
+                        {"data.reset_attention=true", "model.family=mlp", "no attention", "remove it"});
+  test::expect_mentions(of_overrides({"data.reset_attention=true", "model.family=resnet"}),
+                        {"data.reset_attention=true", "text models"});
+  test::expect_mentions(of_overrides({"data.reset_attention=true", "parallel.cp=3", "data.seq_len=96"}),
+                        {"3 ranks cannot share", "knows no ring attention"});
+}
+
 TEST(ConfigErrors, DropoutIsForGpt2AndBelowOne) {
   EXPECT_EQ(of_overrides({"model.dropout=0.1"}), "accepted");
   test::expect_mentions(of_overrides({"model.dropout=0.1", "model.family=llama"}),

@@ -16,7 +16,7 @@ class Counting : public nn::LanguageModel {
   int64_t longest = 0;
 
  private:
-  std::vector<nn::Unit> body() override {
+  std::vector<nn::Unit> body(const nn::Documents&) override {
     return {{"logits", [this](const at::Tensor& tokens) { return next(tokens); }}};
   }
   Head head() override {

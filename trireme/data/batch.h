@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "trireme/data/document_table.h"
+
 namespace trireme::data {
 
 /// One micro-batch on the CPU, pinned when asked for.
@@ -19,6 +21,7 @@ struct Batch {
   /// Of text where some targets do not count (kIgnoredTarget): those that do, here and in the step on all
   /// ranks together. 0 and 0: all do.
   int64_t kept = 0, step_kept = 0;
+  DocumentTable documents = {};       ///< of text that is kept apart by documents: of whole sequences
   std::vector<int64_t> samples = {};  ///< of images: index in the ImageSet of each row that counts
 
   /// The weight of this batch's mean in the mean over the step.

@@ -45,7 +45,7 @@ class SplitOfConversations {
  public:
   SplitOfConversations(const Tokenizer& tokenizer, const std::string& folder, const std::string& split,
                        int64_t seq_len)
-      : writer_(folder, split, {.vocab_size = 2 * tokenizer.vocab_size()}),
+      : writer_(folder, split, {.vocab_size = kKindsOfStoredTokens * tokenizer.vocab_size()}),
         packer_(writer_, {.seq_len = seq_len,
                           .vocab_size = static_cast<int32_t>(tokenizer.vocab_size()),
                           .filler = tokenizer.document_separator()}) {}

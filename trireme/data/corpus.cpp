@@ -74,7 +74,8 @@ std::string cache_key(const Source& source, const Tokenizer& tokenizer, const Co
   key.add(tokenizer.digest());
   key.add_number(val_fraction);
   if (options.format != plan::DataFormat::kText) {
-    key.add(fmt::format("{} {} {}", options.format, options.loss_on, options.seq_len));
+    key.add(fmt::format("{} {} {} in {} kinds of tokens", options.format, options.loss_on, options.seq_len,
+                        kKindsOfStoredTokens));
     key.add(format.chat ? format.chat->digest() : "");
   }
   key.add(source.path);

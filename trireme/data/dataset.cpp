@@ -58,20 +58,36 @@ void Dataset::check_ids(int64_t index, std::span<const int64_t> tokens) const {
       folder_, *beyond, index, vocab_size_);
 }
 
+/// Beyond the vocabulary where the shard is damaged.
+int64_t Dataset::id_of(int64_t stored) const {
+  const bool is_of_a_kind = marked_ && stored >= 0 && stored < kKindsOfStoredTokens * vocab_size_;
+  return is_of_a_kind ? stored % vocab_size_ : stored;
+}
+
 void Dataset::read(int64_t index, std::span<int64_t> tokens) const {
   read_stored(index, tokens);
-  for (int64_t& token : tokens) token -= marked_ && token >= vocab_size_ ? vocab_size_ : 0;
+  for (int64_t& token : tokens) token = id_of(token);
   check_ids(index, tokens);
 }
 
 void Dataset::read_targets(int64_t index, std::span<int64_t> tokens, std::span<int64_t> targets) const {
   read_stored(index, tokens);
   for (size_t i = 0; i < tokens.size(); ++i) {
-    const bool counts = !marked_ || tokens[i] >= vocab_size_;
-    tokens[i] -= marked_ && counts ? vocab_size_ : 0;
-    if (i > 0) targets[i - 1] = counts ? tokens[i] : kIgnoredTarget;
+    const bool counted = counts(tokens[i]);
+    tokens[i] = id_of(tokens[i]);
+    if (i > 0) targets[i - 1] = counted ? tokens[i] : kIgnoredTarget;
   }
   check_ids(index, tokens);
+}
+
+std::optional<std::vector<int64_t>> Dataset::document_begins(int64_t index) const {
+  if (!marked_) return std::nullopt;
+  std::vector<int64_t> tokens(static_cast<size_t>(seq_len_) + 1), found;
+  read_stored(index, tokens);
+  for (int64_t i = 1; i < seq_len_; ++i) {
+    if (begins(tokens[static_cast<size_t>(i)])) found.push_back(i);
+  }
+  return found;
 }
 
 int64_t Dataset::kept_targets(int64_t index) const {
@@ -81,7 +97,7 @@ int64_t Dataset::kept_targets(int64_t index) const {
   std::vector<int64_t> tokens(static_cast<size_t>(seq_len_) + 1);
   read_stored(index, tokens);
   const auto count =
-      std::count_if(tokens.begin() + 1, tokens.end(), [this](int64_t token) { return token >= vocab_size_; });
+      std::count_if(tokens.begin() + 1, tokens.end(), [this](int64_t token) { return counts(token); });
   known.store(static_cast<int32_t>(count), std::memory_order_relaxed);
   return count;
 }

@@ -39,8 +39,13 @@ class Dataset : public TokenSamples {
   bool ignores_targets() const override { return marked_; }
   /// The number of targets in the sample that count. Reads the sample the first time.
   int64_t kept_targets(int64_t index) const override;
+  /// Places where conversations begin, and what fills the sample behind them; none for running text.
+  std::optional<std::vector<int64_t>> document_begins(int64_t index) const override;
 
  private:
+  bool counts(int64_t stored) const { return !marked_ || stored / vocab_size_ == 1; }
+  bool begins(int64_t stored) const { return stored / vocab_size_ == 2; }
+  int64_t id_of(int64_t stored) const;
   /// Copies the tokens of sample `index` as they are stored.
   void read_stored(int64_t index, std::span<int64_t> tokens) const;
   /// Copies the tokens of the split from index `begin` on.
@@ -50,7 +55,7 @@ class Dataset : public TokenSamples {
   std::string folder_;
   std::vector<std::unique_ptr<TokenShard>> shards_;
   int64_t seq_len_ = 0, tokens_ = 0, samples_ = 0, vocab_size_ = 0;
-  bool marked_ = false;                             ///< tokens that count are stored as larger ones
+  bool marked_ = false;                             ///< tokens are of kinds (kKindsOfStoredTokens)
   mutable std::vector<std::atomic<int32_t>> kept_;  ///< by sample, of marked tokens; -1: not counted yet
 };
 

@@ -32,6 +32,10 @@ struct ConversationCounts {
   ConversationCounts& operator+=(const ConversationCounts& other);
 };
 
+/// The kinds of tokens that shards of conversations have: those that do not count in the loss, those that do,
+/// and those that do not and begin a document. A token is stored as its id plus vocab_size times its kind.
+inline constexpr int64_t kKindsOfStoredTokens = 3;
+
 struct TokenIndex {
   std::string tokenizer;
   int64_t vocab_size = 0;
@@ -41,10 +45,10 @@ struct TokenIndex {
   int64_t not_utf8_files = 0;
   std::string first_not_utf8 = {};  ///< path of the first of them
   double val_fraction = 0.0;
-  /// Of conversations: a token that counts in the loss is stored as its id plus vocab_size.
+  /// Of conversations, whose tokens are of kinds.
   std::optional<ConversationCounts> conversations = {};
   /// One more than the largest number that is stored for a token.
-  int64_t stored_values() const { return conversations ? 2 * vocab_size : vocab_size; }
+  int64_t stored_values() const { return conversations ? kKindsOfStoredTokens * vocab_size : vocab_size; }
   std::map<std::string, SplitEntry> splits;  ///< "train" and "val"
   int64_t documents() const;
 };

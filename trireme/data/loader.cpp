@@ -71,6 +71,8 @@ Batch read_batch(const TokenSamples& dataset, std::span<const int64_t> samples, 
     target += length;
     if (step_kept > 0) batch.kept += dataset.kept_targets(sample);
   }
+  if (options.end_token)
+    batch.documents = document_table(dataset, samples, batch.inputs, *options.end_token, options.pin_memory);
   return batch;
 }
 

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "trireme/data/batch.h"
@@ -22,6 +23,8 @@ struct LoaderOptions {
   int64_t cursor = 0;    ///< global position of the first sample; a multiple of global_batch
   int64_t prefetch = 4;  ///< micro-batches held ready
   bool pin_memory = false;
+  /// The last token of each document, of which batches then have a table; none: they have none.
+  std::optional<int64_t> end_token = {};
   int64_t vocab_size = 0;  ///< next() throws DataError for a token at or above it; 0: no check
 };
 

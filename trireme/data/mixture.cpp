@@ -178,6 +178,18 @@ int64_t Mixture::kept_targets(int64_t index) const {
   return place.samples.kept_targets(place.index);
 }
 
+std::optional<std::vector<int64_t>> Mixture::document_begins(int64_t index) const {
+  const Place place = place_of(index);
+  return place.samples.document_begins(place.index);
+}
+
+std::optional<int64_t> Mixture::end_token() const {
+  const std::optional<int64_t> first = sources_.front().samples->end_token();
+  const bool alike = std::ranges::all_of(
+      sources_, [&](const MixedSource& source) { return source.samples->end_token() == first; });
+  return alike ? first : std::nullopt;
+}
+
 std::vector<int64_t> Mixture::order(int64_t begin, int64_t count, uint64_t seed) const {
   std::vector<int64_t> samples;
   samples.reserve(static_cast<size_t>(count));

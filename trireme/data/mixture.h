@@ -68,6 +68,9 @@ class Mixture : public TokenSamples {
   void read_targets(int64_t index, std::span<int64_t> tokens, std::span<int64_t> targets) const override;
   bool ignores_targets() const override;
   int64_t kept_targets(int64_t index) const override;
+  std::optional<std::vector<int64_t>> document_begins(int64_t index) const override;
+  /// End token of all sources; none where they differ.
+  std::optional<int64_t> end_token() const override;
 
   /// Each source goes through its own samples, in an order of its own that is new in each of its epochs.
   std::vector<int64_t> order(int64_t begin, int64_t count, uint64_t seed) const override;

@@ -1,6 +1,7 @@
 #pragma once
 // Where sequences of tokens come from, as a loader sees it: shards on disk, or a data set of one's own.
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -27,6 +28,14 @@ class TokenSamples {
   virtual bool ignores_targets() const { return false; }
   /// The number of targets in the sample that count.
   virtual int64_t kept_targets([[maybe_unused]] int64_t index) const { return seq_len(); }
+  /// The last token of each document, for data.reset_attention; none: documents cannot be told apart by it.
+  /// Those of text have that of their tokenizer.
+  virtual std::optional<int64_t> end_token() const { return std::nullopt; }
+  /// The places at which documents begin in sample `index`, behind its first token and in rising order, where
+  /// a class knows more than end tokens tell; none: they tell.
+  virtual std::optional<std::vector<int64_t>> document_begins([[maybe_unused]] int64_t index) const {
+    return std::nullopt;
+  }
   /// The samples at positions [begin, begin + count) of a run with this seed: all of an epoch, in an order
   /// that is new in each (data/sampler.h), unless a class has an order of its own. The same on all ranks, of
   /// which each asks for its own positions.

@@ -19,6 +19,7 @@ void WindowPacker::add(std::span<const int32_t> tokens) {
   counts_.conversations += 1;
   counts_.tokens += static_cast<int64_t>(kept.size());
   counts_.counted += std::ranges::count_if(kept, [this](int32_t token) { return counts(token); });
+  kept[0] += 2 * options_.vocab_size;
   std::vector<int32_t>& window = window_for(kept.size());
   window.insert(window.end(), kept.begin(), kept.end());
 }
@@ -60,8 +61,10 @@ std::vector<int32_t>& WindowPacker::window_for(size_t tokens) {
 
 void WindowPacker::write(std::vector<int32_t> window) {
   const auto length = static_cast<size_t>(options_.seq_len);
-  counts_.padding += static_cast<int64_t>(length - window.size());
+  const size_t used = window.size();
+  counts_.padding += static_cast<int64_t>(length - used);
   window.resize(length, options_.filler);
+  if (used < length) window[used] += 2 * options_.vocab_size;
   writer_.append(window);
 }
 

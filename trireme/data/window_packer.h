@@ -12,8 +12,10 @@ namespace trireme::data {
 
 struct WindowOptions {
   int64_t seq_len = 0;
-  int32_t vocab_size = 0;  ///< tokens that count are given as larger ones
-  int32_t filler = 0;      ///< a token for the rest of a window; it does not count
+  /// Tokens that count are given as larger ones; of what is written a token is its id, vocab_size more where
+  /// it counts, and twice that more where it begins a conversation, or what fills a window.
+  int32_t vocab_size = 0;
+  int32_t filler = 0;  ///< a token for the rest of a window; it does not count
 };
 
 /// The tokens that it writes are read as samples of seq_len + 1 tokens that share one with their neighbour

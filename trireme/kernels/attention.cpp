@@ -156,14 +156,25 @@ float scale_of(const AttentionPartSizes& sizes) {
   return 1.0f / std::sqrt(static_cast<float>(sizes.head_dim));
 }
 
-/// The heads of one sequence.
+/// Tokens of one sequence whose queries see no other keys: all of them, or a document.
+struct Stretch {
+  int64_t batch, begin;
+  int64_t queries, keys;
+};
+
+/// The heads of a stretch.
 template <typename Float>
-Float* head_at(const HeadRows<Float>& rows, int64_t batch, int64_t head, const AttentionPartSizes& sizes) {
-  return rows.data + batch * rows.batch_stride + head * sizes.head_dim;
+Float* head_at(const HeadRows<Float>& rows, const Stretch& stretch, int64_t head,
+               const AttentionPartSizes& sizes) {
+  return rows.data + stretch.batch * rows.batch_stride + stretch.begin * rows.stride + head * sizes.head_dim;
 }
-OneHead one_head(const HeadRows<const float>& rows, int64_t batch, int64_t head, int64_t count,
+OneHead one_head(const HeadRows<const float>& rows, const Stretch& stretch, int64_t head, int64_t count,
                  const AttentionPartSizes& sizes) {
-  return {head_at(rows, batch, head, sizes), rows.stride, count, sizes.head_dim};
+  return {head_at(rows, stretch, head, sizes), rows.stride, count, sizes.head_dim};
+}
+/// The place of a stretch in numbers (B, H, queries) of all sequences.
+int64_t numbers_at(const Stretch& stretch, int64_t head, const AttentionPartSizes& all) {
+  return (stretch.batch * all.heads + head) * all.queries + stretch.begin;
 }
 
 /// The keys that a tile of queries sees, kRows from `first` on.
@@ -182,30 +193,49 @@ class Mask {
   }
 
  private:
-  const AttentionPartSizes& sizes_;
+  AttentionPartSizes sizes_;
   int64_t padded_keys_;
 };
 
-class ForwardOfHead {
+/// A problem of at most the sizes that memory was taken for.
+class StretchAtHand {
+ public:
+  explicit StretchAtHand(const AttentionPartSizes& all) : all_(all), sizes_(all), padded_(all), mask_(all) {}
+
+ protected:
+  void narrow_to(const Stretch& stretch) {
+    sizes_.queries = stretch.queries;
+    sizes_.keys = stretch.keys;
+    padded_ = Padded(sizes_);
+    mask_ = Mask(sizes_);
+  }
+
+  const AttentionPartSizes& all_;
+  AttentionPartSizes sizes_;  ///< of the stretch at hand
+  Padded padded_;
+  Mask mask_;
+};
+
+class ForwardOfHead : StretchAtHand {
  public:
   explicit ForwardOfHead(const AttentionPartSizes& sizes)
-      : sizes_(sizes),
-        padded_(sizes),
-        mask_(sizes),
+      : StretchAtHand(sizes),
         query_(padded_.queries * padded_.width),
         key_(sizes.head_dim * padded_.keys),
         value_(padded_.keys * padded_.width),
         scores_(kRows * padded_.keys),
         out_(kRows * padded_.width) {}
 
-  void run(const HeadRows<float>& out, float* log_sums, const AttentionPartInput& input, int64_t batch,
-           int64_t head) {
+  void run(const HeadRows<float>& out, float* log_sums, const AttentionPartInput& input,
+           const Stretch& stretch, int64_t head) {
+    narrow_to(stretch);
     const int64_t kv_head = head / (sizes_.heads / sizes_.kv_heads), width = padded_.width;
-    pack(query_.data(), one_head(input.query, batch, head, sizes_.queries, sizes_), width, scale_of(sizes_));
-    pack_transposed(key_.data(), one_head(input.key, batch, kv_head, sizes_.keys, sizes_), padded_.keys);
-    pack(value_.data(), one_head(input.value, batch, kv_head, sizes_.keys, sizes_), width);
-    float* const to = head_at(out, batch, head, sizes_);
-    float* const sums = log_sums + (batch * sizes_.heads + head) * sizes_.queries;
+    pack(query_.data(), one_head(input.query, stretch, head, sizes_.queries, sizes_), width,
+         scale_of(sizes_));
+    pack_transposed(key_.data(), one_head(input.key, stretch, kv_head, sizes_.keys, sizes_), padded_.keys);
+    pack(value_.data(), one_head(input.value, stretch, kv_head, sizes_.keys, sizes_), width);
+    float* const to = head_at(out, stretch, head, sizes_);
+    float* const sums = log_sums + numbers_at(stretch, head, all_);
     for (int64_t first = 0; first < sizes_.queries; first += kRows)
       run_rows(to + first * out.stride, out.stride, sums + first, first);
   }
@@ -232,9 +262,6 @@ class ForwardOfHead {
     }
   }
 
-  const AttentionPartSizes& sizes_;
-  Padded padded_;
-  Mask mask_;
   Scratch query_, key_, value_;  ///< (queries, width), (D, keys), (keys, width)
   Scratch scores_, out_;         ///< of kRows queries
 };
@@ -246,12 +273,10 @@ struct QueryNumbers {
 };
 
 /// The backward pass of the query heads that share a key and a value.
-class BackwardOfGroup {
+class BackwardOfGroup : StretchAtHand {
  public:
   explicit BackwardOfGroup(const AttentionPartSizes& sizes)
-      : sizes_(sizes),
-        padded_(sizes),
-        mask_(sizes),
+      : StretchAtHand(sizes),
         query_(padded_.queries * padded_.width),
         key_(padded_.keys * padded_.width),
         turned_key_(sizes.head_dim * padded_.keys),
@@ -264,27 +289,29 @@ class BackwardOfGroup {
         d_scores_(kBlock * padded_.keys) {}
 
   void run(const AttentionPartGradient& gradient, const HeadRows<const float>& d_out,
-           const AttentionPartInput& input, const QueryNumbers& numbers, int64_t batch, int64_t kv_head) {
+           const AttentionPartInput& input, const QueryNumbers& numbers, const Stretch& stretch,
+           int64_t kv_head) {
+    narrow_to(stretch);
     const int64_t group = sizes_.heads / sizes_.kv_heads, width = padded_.width;
-    const OneHead key = one_head(input.key, batch, kv_head, sizes_.keys, sizes_);
+    const OneHead key = one_head(input.key, stretch, kv_head, sizes_.keys, sizes_);
     pack(key_.data(), key, width);
     pack_transposed(turned_key_.data(), key, padded_.keys);
-    pack_transposed(turned_value_.data(), one_head(input.value, batch, kv_head, sizes_.keys, sizes_),
+    pack_transposed(turned_value_.data(), one_head(input.value, stretch, kv_head, sizes_.keys, sizes_),
                     padded_.keys);
     std::fill_n(d_key_.data(), padded_.keys * width, 0.0f);
     std::fill_n(d_value_.data(), padded_.keys * width, 0.0f);
     for (int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head) {
-      pack(query_.data(), one_head(input.query, batch, head, sizes_.queries, sizes_), width,
+      pack(query_.data(), one_head(input.query, stretch, head, sizes_.queries, sizes_), width,
            scale_of(sizes_));
-      pack(d_out_.data(), one_head(d_out, batch, head, sizes_.queries, sizes_), width);
-      const int64_t place = (batch * sizes_.heads + head) * sizes_.queries;
+      pack(d_out_.data(), one_head(d_out, stretch, head, sizes_.queries, sizes_), width);
+      const int64_t place = numbers_at(stretch, head, all_);
       const QueryNumbers its{numbers.log_sums + place, numbers.dots ? numbers.dots + place : nullptr};
       for (int64_t first = 0; first < sizes_.queries; first += kBlock)
-        run_block(head_at(gradient.query, batch, head, sizes_), gradient.query.stride, its, first);
+        run_block(head_at(gradient.query, stretch, head, sizes_), gradient.query.stride, its, first);
     }
-    unpack(head_at(gradient.key, batch, kv_head, sizes_), gradient.key.stride, d_key_.data(), width,
+    unpack(head_at(gradient.key, stretch, kv_head, sizes_), gradient.key.stride, d_key_.data(), width,
            sizes_.keys, sizes_.head_dim);
-    unpack(head_at(gradient.value, batch, kv_head, sizes_), gradient.value.stride, d_value_.data(), width,
+    unpack(head_at(gradient.value, stretch, kv_head, sizes_), gradient.value.stride, d_value_.data(), width,
            sizes_.keys, sizes_.head_dim);
   }
 
@@ -322,9 +349,6 @@ class BackwardOfGroup {
     unpack(d_query + row * stride, stride, d_query_.data(), width, rows, sizes_.head_dim, scale_of(sizes_));
   }
 
-  const AttentionPartSizes& sizes_;
-  Padded padded_;
-  Mask mask_;
   Scratch query_, key_;                ///< (queries, width) times scale_of(), (keys, width)
   Scratch turned_key_, turned_value_;  ///< (D, keys)
   Scratch d_out_;                      ///< (queries, width)
@@ -357,36 +381,83 @@ AttentionPartSizes causal(const AttentionSizes& sizes) {
   return {sizes.batch, sizes.length, sizes.length, sizes.heads, sizes.kv_heads, sizes.head_dim, true};
 }
 
+/// The stretches of each sequence.
+using Stretches = std::vector<std::vector<Stretch>>;
+
+Stretches whole_sequences(const AttentionPartSizes& sizes) {
+  Stretches all;
+  for (int64_t batch = 0; batch < sizes.batch; ++batch)
+    all.push_back({{.batch = batch, .begin = 0, .queries = sizes.queries, .keys = sizes.keys}});
+  return all;
+}
+
+std::vector<Stretch> documents_of(const int32_t* starts, int64_t batch, int64_t length) {
+  std::vector<Stretch> documents;
+  for (int64_t token = 0; token < length; ++token) {
+    if (starts[token] == token)
+      documents.push_back({.batch = batch, .begin = token, .queries = 0, .keys = 0});
+    Stretch& document = documents.back();
+    document.queries = document.keys = token + 1 - document.begin;
+  }
+  return documents;
+}
+
+Stretches stretches_of(const int32_t* starts, const AttentionPartSizes& sizes) {
+  if (starts == nullptr) return whole_sequences(sizes);
+  Stretches all;
+  for (int64_t batch = 0; batch < sizes.batch; ++batch)
+    all.push_back(documents_of(starts + batch * sizes.queries, batch, sizes.queries));
+  return all;
+}
+
+void run_forward(const HeadRows<float>& out, float* log_sums, const AttentionPartInput& input,
+                 const AttentionPartSizes& sizes, const Stretches& stretches) {
+  at::parallel_for(0, sizes.batch * sizes.heads, 1, [&](int64_t begin, int64_t end) {
+    ForwardOfHead forward(sizes);
+    for (int64_t index = begin; index < end; ++index) {
+      for (const Stretch& stretch : stretches[static_cast<size_t>(index / sizes.heads)])
+        forward.run(out, log_sums, input, stretch, index % sizes.heads);
+    }
+  });
+}
+
+void run_backward(const AttentionPartGradient& gradient, const HeadRows<const float>& d_out,
+                  const AttentionPartInput& input, const QueryNumbers& numbers,
+                  const AttentionPartSizes& sizes, const Stretches& stretches) {
+  at::parallel_for(0, sizes.batch * sizes.kv_heads, 1, [&](int64_t begin, int64_t end) {
+    BackwardOfGroup backward(sizes);
+    for (int64_t index = begin; index < end; ++index) {
+      for (const Stretch& stretch : stretches[static_cast<size_t>(index / sizes.kv_heads)])
+        backward.run(gradient, d_out, input, numbers, stretch, index % sizes.kv_heads);
+    }
+  });
+}
+
 }  // namespace
 
 void attention_part_forward(const HeadRows<float>& out, float* log_sums, const AttentionPartInput& input,
                             const AttentionPartSizes& sizes) {
-  at::parallel_for(0, sizes.batch * sizes.heads, 1, [&](int64_t begin, int64_t end) {
-    ForwardOfHead forward(sizes);
-    for (int64_t index = begin; index < end; ++index)
-      forward.run(out, log_sums, input, index / sizes.heads, index % sizes.heads);
-  });
+  run_forward(out, log_sums, input, sizes, whole_sequences(sizes));
 }
 
 void attention_part_backward(const AttentionPartGradient& gradient, const HeadRows<const float>& d_out,
                              const AttentionPartInput& input, const float* log_sums, const float* dots,
                              const AttentionPartSizes& sizes) {
-  at::parallel_for(0, sizes.batch * sizes.kv_heads, 1, [&](int64_t begin, int64_t end) {
-    BackwardOfGroup backward(sizes);
-    for (int64_t index = begin; index < end; ++index)
-      backward.run(gradient, d_out, input, {log_sums, dots}, index / sizes.kv_heads, index % sizes.kv_heads);
-  });
+  run_backward(gradient, d_out, input, {log_sums, dots}, sizes, whole_sequences(sizes));
 }
 
-void attention_forward(float* out, float* log_sums, const float* qkv, const AttentionSizes& sizes) {
-  attention_part_forward(outputs(out, sizes), log_sums, packed_input(qkv, sizes), causal(sizes));
+void attention_forward(float* out, float* log_sums, const float* qkv, const AttentionSizes& sizes,
+                       const int32_t* starts) {
+  const AttentionPartSizes all = causal(sizes);
+  run_forward(outputs(out, sizes), log_sums, packed_input(qkv, sizes), all, stretches_of(starts, all));
 }
 
 void attention_backward(float* d_qkv, const float* d_out, const float* qkv, const float* log_sums,
-                        const AttentionSizes& sizes) {
+                        const AttentionSizes& sizes, const int32_t* starts) {
   const auto [query, key, value] = unpacked(d_qkv, sizes);
-  attention_part_backward({query, key, value}, outputs(d_out, sizes), packed_input(qkv, sizes), log_sums,
-                          nullptr, causal(sizes));
+  const AttentionPartSizes all = causal(sizes);
+  run_backward({query, key, value}, outputs(d_out, sizes), packed_input(qkv, sizes), {log_sums, nullptr}, all,
+               stretches_of(starts, all));
 }
 
 }  // namespace trireme::kernels

@@ -15,12 +15,15 @@ struct AttentionSizes {
 };
 
 /// qkv (B, T, row()) holds query, key and value heads; out (B, T, H * head_dim); log_sums (B, H, T) receives
-/// the log of the sum of exp(score) of each query, for backward. Causal.
-void attention_forward(float* out, float* log_sums, const float* qkv, const AttentionSizes& sizes);
+/// the log of the sum of exp(score) of each query, for backward. Causal. `starts` (B, T) keeps documents
+/// apart: the place in its sequence at which the document of each token begins. Bits are those of each
+/// document alone; scores between documents are not computed. nullptr: a sequence is one document.
+void attention_forward(float* out, float* log_sums, const float* qkv, const AttentionSizes& sizes,
+                       const int32_t* starts = nullptr);
 
 /// d_qkv (B, T, row()) is written whole.
 void attention_backward(float* d_qkv, const float* d_out, const float* qkv, const float* log_sums,
-                        const AttentionSizes& sizes);
+                        const AttentionSizes& sizes, const int32_t* starts = nullptr);
 
 /// Heads of tokens (B, T, heads, head_dim), of which head_dim is contiguous and heads lie side by side.
 template <typename Float>

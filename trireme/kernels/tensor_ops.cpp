@@ -467,7 +467,8 @@ void gelu_backward(at::Tensor& dx, const at::Tensor& dy, const at::Tensor& x, co
 
 void rope_inplace(at::Tensor& packed, const at::Tensor& cosine, const at::Tensor& sine, int64_t heads,
                   int64_t head_dim, float direction) {
-  const int64_t rows = packed.size(0) * packed.size(1), seq_len = packed.size(1), stride = packed.size(2);
+  const int64_t rows = packed.size(0) * packed.size(1), stride = packed.size(2);
+  const int64_t seq_len = cosine.dim() == 3 ? rows : packed.size(1);
   if (packed.is_cuda()) {
     return launched(
         cuda::rope_inplace(mutable_data(packed), floats(cosine), floats(sine), rows, seq_len, stride, heads,

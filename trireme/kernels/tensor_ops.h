@@ -105,7 +105,8 @@ void gelu_forward(at::Tensor& y, const at::Tensor& x, const at::Tensor& amax = {
 void gelu_backward(at::Tensor& dx, const at::Tensor& dy, const at::Tensor& x, const at::Tensor& amax = {},
                    at::Tensor y = {}, const at::Tensor& dx_sums = {});
 
-/// As in rope.h, of the first `heads` heads of each row of packed (B, T, stride).
+/// As in rope.h, of the first `heads` heads of each row of packed (B, T, stride). Tables (B, T, head_dim / 2)
+/// have a row for each of these.
 void rope_inplace(at::Tensor& packed, const at::Tensor& cosine, const at::Tensor& sine, int64_t heads,
                   int64_t head_dim, float direction);
 /// On a GPU. packed (B, T, (H + 2K) hd) from the gradients of the heads (B, H or K, T, hd), whose last

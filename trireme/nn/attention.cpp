@@ -254,6 +254,8 @@ std::string_view name(AttentionBackend backend) {
       return "cuDNN, backward in a fixed order";
     case AttentionBackend::kCudnnFlash:
       return "cuDNN, backward by FlashAttention in a fixed order";
+    case AttentionBackend::kFlash:
+      return "FlashAttention by documents";
     case AttentionBackend::kAten:
       return "ATen";
   }
@@ -268,6 +270,7 @@ bool repeats_bits(AttentionBackend backend, int64_t length) {
       return true;
     case AttentionBackend::kCudnn:
       return length <= kCudnnTile;
+    case AttentionBackend::kFlash:
     case AttentionBackend::kAten:
       return kernels::must_repeat();
   }
@@ -287,6 +290,7 @@ at::Tensor causal_attention(const at::Tensor& qkv, const AttentionShape& shape, 
       return FusedAttentionFunction<CudnnOrdered>::apply(qkv, cosine, sine, heads, kv_heads, head_dim, kept);
     case AttentionBackend::kCudnnFlash:
       return FusedAttentionFunction<CudnnFlash>::apply(qkv, cosine, sine, heads, kv_heads, head_dim, kept);
+    case AttentionBackend::kFlash:
     case AttentionBackend::kAten:
       break;
   }

@@ -15,7 +15,8 @@ struct AttentionShape {
   int64_t head_dim = 0;
 };
 
-/// Cosines and sines of rotary positions: each (seq_len, head_dim / 2) fp32.
+/// Cosines and sines of rotary positions: each (seq_len, head_dim / 2) fp32, or for places that differ from
+/// sequence to sequence (B, T, head_dim / 2).
 struct RopeTable {
   at::Tensor cosine;
   at::Tensor sine;
@@ -39,6 +40,7 @@ enum class AttentionBackend {
   kCudnn,
   kCudnnOrdered,  ///< cuDNN, whose backward adds in a fixed order
   kCudnnFlash,    ///< cuDNN forward, FlashAttention backward, which torch can ask for a fixed order
+  kFlash,         ///< FlashAttention, for documents (nn/documents.h); told to, it adds in a fixed order
   kAten           ///< what ATen picks; told to, it picks what repeats its bits
 };
 /// The backend for these inputs. Where kernels::must_repeat() holds, one whose bits repeat at every length

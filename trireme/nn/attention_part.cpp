@@ -174,6 +174,7 @@ PartOutput attend(const AttentionPart& part) {
     case AttentionBackend::kCudnnOrdered:
     case AttentionBackend::kCudnnFlash:
       return Fused(part).forward();
+    case AttentionBackend::kFlash:
     case AttentionBackend::kAten:
       break;
   }
@@ -190,6 +191,7 @@ PartGradients attend_backward(const AttentionPart& part, const at::Tensor& d_out
     case AttentionBackend::kCudnnOrdered:
     case AttentionBackend::kCudnnFlash:
       return Fused(part).backward(d_output, output, log_sums, backend != AttentionBackend::kCudnn);
+    case AttentionBackend::kFlash:
     case AttentionBackend::kAten:
       break;
   }

@@ -20,7 +20,7 @@ at::Tensor by_rank(const at::Tensor& x, int64_t heads, int64_t ranks) {
 }  // namespace
 
 at::Tensor UlyssesContext::attend(const at::Tensor& qkv, const AttentionShape& shape, const RopeTable& rope,
-                                  double dropout, KeptAttention* kept) const {
+                                  double dropout, KeptAttention* kept, const Documents& documents) const {
   const auto [heads, kv_heads, head_dim] = shape;
   const int64_t ranks = size();
   TRIREME_CHECK(plan::can_share_heads(heads, kv_heads, ranks),
@@ -31,14 +31,15 @@ at::Tensor UlyssesContext::attend(const at::Tensor& qkv, const AttentionShape& s
                                    by_rank(parts[2], kv_heads, ranks)},
                                   3);
   const AttentionShape mine{heads / ranks, std::max<int64_t>(1, kv_heads / ranks), head_dim};
-  const at::Tensor made = causal_attention(exchange_tokens(sent), mine, rope, dropout, kept);
+  const at::Tensor made = attention_in_documents(exchange_tokens(sent), mine, rope, dropout, kept, documents);
   return exchange_heads(made).flatten(2, 3);
 }
 
 at::Tensor attention_in_context(const at::Tensor& qkv, const AttentionShape& shape, const RopeTable& rope,
-                                double dropout, KeptAttention* kept, const ContextPtr& context) {
-  return context ? context->attend(qkv, shape, rope, dropout, kept)
-                 : causal_attention(qkv, shape, rope, dropout, kept);
+                                double dropout, KeptAttention* kept, const ContextPtr& context,
+                                const Documents& documents) {
+  return context ? context->attend(qkv, shape, rope, dropout, kept, documents)
+                 : attention_in_documents(qkv, shape, rope, dropout, kept, documents);
 }
 
 at::Tensor rows_of(const at::Tensor& x, const std::vector<plan::Range>& ranges, int64_t dim) {

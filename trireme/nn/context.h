@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "trireme/nn/attention.h"
+#include "trireme/nn/documents.h"
 #include "trireme/plan/token_split.h"
 
 namespace trireme::nn {
@@ -27,7 +28,7 @@ class Context {
 
   /// As attention_in_context(). Collective, and so is backward.
   virtual at::Tensor attend(const at::Tensor& qkv, const AttentionShape& shape, const RopeTable& rope,
-                            double dropout, KeptAttention* kept) const = 0;
+                            double dropout, KeptAttention* kept, const Documents& documents) const = 0;
 
  private:
   plan::TokenSplit tokens_;
@@ -50,13 +51,14 @@ class UlyssesContext : public Context {
   virtual at::Tensor exchange_heads(const at::Tensor& x) const = 0;
 
   at::Tensor attend(const at::Tensor& qkv, const AttentionShape& shape, const RopeTable& rope, double dropout,
-                    KeptAttention* kept) const override;
+                    KeptAttention* kept, const Documents& documents) const override;
 };
 
 /// causal_attention() of this rank's tokens, qkv (B, T / n, (heads + 2 kv_heads) * head_dim) -> (B, T / n,
-/// heads * head_dim), with `rope` for all T. Without a context: causal_attention().
+/// heads * head_dim), with `rope` and `documents` for all T. Without a context: attention_in_documents().
 at::Tensor attention_in_context(const at::Tensor& qkv, const AttentionShape& shape, const RopeTable& rope,
-                                double dropout, KeptAttention* kept, const ContextPtr& context);
+                                double dropout, KeptAttention* kept, const ContextPtr& context,
+                                const Documents& documents = {});
 
 /// Some ranges of x along `dim`, one after another; one range is a view.
 at::Tensor rows_of(const at::Tensor& x, const std::vector<plan::Range>& ranges, int64_t dim);

@@ -47,8 +47,9 @@ at::Tensor Gpt2Block::attention(const at::Tensor& x, const BlockOptions& options
 std::pair<at::Tensor, at::Tensor> Gpt2Block::attend(const at::Tensor& x, const BlockOptions& options) {
   const auto fp8 = options.fp8_of(BlockLayer::kQkv), out_fp8 = options.fp8_of(BlockLayer::kAttentionOutput);
   const auto out = [&](const at::Tensor& qkv) {
-    const at::Tensor attended = attention_in_context(
-        qkv, {heads_, heads_, head_dim_}, {}, drops() ? dropout_ : 0.0, options.attention, options.context);
+    const at::Tensor attended =
+        attention_in_context(qkv, {heads_, heads_, head_dim_}, {}, drops() ? dropout_ : 0.0,
+                             options.attention, options.context, options.documents);
     return dropped(attention_out_->forward(attended, {}, out_fp8, Output::kRead,
                                            {.before = {}, .after = options.joint}));
   };
@@ -104,33 +105,51 @@ at::Tensor places_of(const at::Tensor& tokens, const std::vector<plan::Range>& m
   return at::cat(places).take(nn::positions(tokens, joint));
 }
 
+/// The places in their documents of the rows of tokens (B, T) that this rank has.
+at::Tensor places_of(const Documents& documents, const std::vector<plan::Range>& mine, const Joint* joint) {
+  const at::Tensor places = rows_of(places_in(documents), mine, 1);
+  if (joint == nullptr) return places;
+  const int64_t rows = places.numel() / joint->size();
+  return places.flatten().narrow(0, joint->rank() * rows, rows).view({places.size(0), -1});
+}
+
 }  // namespace
 
-at::Tensor Gpt2::embedded(const at::Tensor& tokens) {
+/// (B, T, D), or (T, D) of the same for all sequences.
+at::Tensor Gpt2::embedded_places(const at::Tensor& tokens, const Documents& documents) {
   const std::vector<plan::Range> mine = positions(tokens.size(1));
   TRIREME_CHECK(
       mine.back().end <= positions_->weight.size(0),
       "[nn.gpt2] a sequence of {} tokens is longer than the model's {} positions; raise model.max_seq_len",
       mine.back().end, positions_->weight.size(0));
-  const at::Tensor places =
-      joint() ? positions_->forward(places_of(tokens, mine, *joint())) : rows_of(positions_->weight, mine, 0);
+  if (documents.are_apart()) return positions_->forward(places_of(documents, mine, joint().get()));
+  return joint() ? positions_->forward(places_of(tokens, mine, *joint()))
+                 : rows_of(positions_->weight, mine, 0);
+}
+
+at::Tensor Gpt2::embedded(const at::Tensor& tokens, const Documents& documents) {
+  const at::Tensor places = embedded_places(tokens, documents);
   const at::Tensor x = tokens_->forward(tokens, joint()) + places;
   return dropout_ > 0.0 && is_training() ? at::dropout(x, dropout_, true) : x;
 }
 
-std::vector<Unit> Gpt2::body() {
+std::vector<Unit> Gpt2::body(const Documents& documents) {
   std::vector<Unit> units{
-      {plan::kRootUnit, [this](const at::Tensor& tokens) { return embedded(tokens); }, dropout_ > 0.0}};
+      {plan::kRootUnit, [this, documents](const at::Tensor& tokens) { return embedded(tokens, documents); },
+       dropout_ > 0.0}};
   for (size_t i = 0; i < blocks_.size(); ++i) {
-    const auto run = [this, i](const at::Tensor& x, Output output, KeptAttention* kept) {
-      return blocks_[i]->forward(x, block_options(i, output, kept));
+    const auto run = [this, i, documents](const at::Tensor& x, Output output, KeptAttention* kept) {
+      return blocks_[i]->forward(x, block_options(i, documents, output, kept));
     };
     units.push_back(
         {.name = "transformer.h." + std::to_string(i),
          .forward = [run](const at::Tensor& x) { return run(x, Output::kRead, nullptr); },
          .draws = draws_,
-         .attention = [this, i](const at::Tensor& x) { return blocks_[i]->attention(x, block_options(i)); },
-         .mlp = [this, i](const at::Tensor& x) { return blocks_[i]->mlp(x, block_options(i)); },
+         .attention =
+             [this, i, documents](const at::Tensor& x) {
+               return blocks_[i]->attention(x, block_options(i, documents));
+             },
+         .mlp = [this, i](const at::Tensor& x) { return blocks_[i]->mlp(x, block_options(i, {})); },
          .again = [run](const at::Tensor& x) { return run(x, Output::kUnread, nullptr); },
          .keeping = [run](const at::Tensor& x, Output output,
                           KeptAttention& kept) { return run(x, output, &kept); }});

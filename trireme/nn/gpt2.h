@@ -39,9 +39,10 @@ class Gpt2 : public LanguageModel {
   explicit Gpt2(const plan::ModelConfig& config);
 
  private:
-  std::vector<Unit> body() override;
+  std::vector<Unit> body(const Documents& documents) override;
   Head head() override;
-  at::Tensor embedded(const at::Tensor& tokens);  // (B, T) -> (B, T, D)
+  at::Tensor embedded(const at::Tensor& tokens, const Documents& documents);  // (B, T) -> (B, T, D)
+  at::Tensor embedded_places(const at::Tensor& tokens, const Documents& documents);
 
   double dropout_;
   bool draws_;  ///< in a block, in training

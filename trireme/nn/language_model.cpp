@@ -37,33 +37,35 @@ static_assert(std::size(kFactories) == count_language_families());
 
 }  // namespace
 
-std::vector<Unit> LanguageModel::with_head(const LastStep& last) {
+std::vector<Unit> LanguageModel::with_head(const Documents& documents, const LastStep& last) {
   const Head head = this->head();
-  std::vector<Unit> units = body();
+  std::vector<Unit> units = body(documents);
   units.push_back({.name = plan::kHeadUnit,
                    .forward = [head, last](const at::Tensor& x) { return last(head.norm(x), head.weight); },
                    .has_parameters = !head.tied});
   return units;
 }
 
-std::vector<Unit> LanguageModel::units() {
-  if (!joint()) return with_head(logits);
-  return with_head([joint = joint()](const at::Tensor& x, const at::Tensor& weight) {
+std::vector<Unit> LanguageModel::units_in(const Documents& documents) {
+  if (!joint()) return with_head(documents, logits);
+  return with_head(documents, [joint = joint()](const at::Tensor& x, const at::Tensor& weight) {
     return joined_logits(x, weight, *joint);
   });
 }
 
 std::vector<Unit> LanguageModel::units(const LossTarget& target) {
   if (joint()) {
-    return with_head([target, joint = joint()](const at::Tensor& x, const at::Tensor& weight) {
-      return cut_cross_entropy(x, weight, target, joint);
-    });
+    return with_head(target.documents,
+                     [target, joint = joint()](const at::Tensor& x, const at::Tensor& weight) {
+                       return cut_cross_entropy(x, weight, target, joint);
+                     });
   }
-  return with_head([target, fp8 = head_fp8()](const at::Tensor& x, const at::Tensor& weight) {
-    return x.is_cuda() || fp8 ? linear_cross_entropy(x, weight, target.targets, target.chunk_bytes,
-                                                     target.gradient_scale, fp8)
-                              : cross_entropy(logits(x, weight), target.targets);
-  });
+  return with_head(
+      target.documents, [target, fp8 = head_fp8()](const at::Tensor& x, const at::Tensor& weight) {
+        return x.is_cuda() || fp8 ? linear_cross_entropy(x, weight, target.targets, target.chunk_bytes,
+                                                         target.gradient_scale, fp8)
+                                  : cross_entropy(logits(x, weight), target.targets);
+      });
 }
 
 Unit LanguageModel::final_norm() {

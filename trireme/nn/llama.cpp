@@ -46,8 +46,9 @@ std::pair<at::Tensor, at::Tensor> LlamaBlock::attend(const at::Tensor& x, const 
                                                      const BlockOptions& options) {
   const auto fp8 = options.fp8_of(BlockLayer::kQkv), out_fp8 = options.fp8_of(BlockLayer::kAttentionOutput);
   const auto out = [&](const at::Tensor& qkv) {
-    return output_->forward(attention_in_context(qkv, shape_, rope, 0.0, options.attention, options.context),
-                            {}, out_fp8, Output::kRead, {.before = {}, .after = options.joint});
+    return output_->forward(
+        attention_in_context(qkv, shape_, rope, 0.0, options.attention, options.context, options.documents),
+        {}, out_fp8, Output::kRead, {.before = {}, .after = options.joint});
   };
   if (options.recompute_cheap) {
     const auto [residual, qkv] = add_norm_linear(
@@ -114,27 +115,31 @@ const RopeTable& Llama::rope(int64_t length, at::Device device) {
   return rope_;
 }
 
-std::vector<Unit> Llama::body() {
+std::vector<Unit> Llama::body(const Documents& documents) {
+  RopeTable by_token;  // the same for all blocks
+  if (documents.are_apart())
+    by_token = rope_in(documents, rope(documents.starts.size(1), documents.starts.device()));
   std::vector<Unit> units{
       {plan::kRootUnit, [this](const at::Tensor& tokens) { return tokens_->forward(tokens, joint()); }}};
   for (size_t i = 0; i < blocks_.size(); ++i) {
-    const auto rope_of = [this](const at::Tensor& x) -> const RopeTable& {
-      return rope(length_of(x), x.device());
+    const auto rope_of = [this, by_token](const at::Tensor& x) -> const RopeTable& {
+      return by_token.cosine.defined() ? by_token : rope(length_of(x), x.device());
     };
-    const auto run = [this, i, rope_of](const at::Tensor& x, Output output, KeptAttention* kept) {
-      return blocks_[i]->forward(x, rope_of(x), block_options(i, output, kept));
+    const auto run = [this, i, documents, rope_of](const at::Tensor& x, Output output, KeptAttention* kept) {
+      return blocks_[i]->forward(x, rope_of(x), block_options(i, documents, output, kept));
     };
-    units.push_back({.name = "model.layers." + std::to_string(i),
-                     .forward = [run](const at::Tensor& x) { return run(x, Output::kRead, nullptr); },
-                     .draws = draws_,
-                     .attention =
-                         [this, i, rope_of](const at::Tensor& x) {
-                           return blocks_[i]->attention(x, rope_of(x), block_options(i));
-                         },
-                     .mlp = [this, i](const at::Tensor& x) { return blocks_[i]->mlp(x, block_options(i)); },
-                     .again = [run](const at::Tensor& x) { return run(x, Output::kUnread, nullptr); },
-                     .keeping = [run](const at::Tensor& x, Output output,
-                                      KeptAttention& kept) { return run(x, output, &kept); }});
+    units.push_back(
+        {.name = "model.layers." + std::to_string(i),
+         .forward = [run](const at::Tensor& x) { return run(x, Output::kRead, nullptr); },
+         .draws = draws_,
+         .attention =
+             [this, i, documents, rope_of](const at::Tensor& x) {
+               return blocks_[i]->attention(x, rope_of(x), block_options(i, documents));
+             },
+         .mlp = [this, i](const at::Tensor& x) { return blocks_[i]->mlp(x, block_options(i, {})); },
+         .again = [run](const at::Tensor& x) { return run(x, Output::kUnread, nullptr); },
+         .keeping = [run](const at::Tensor& x, Output output,
+                          KeptAttention& kept) { return run(x, output, &kept); }});
   }
   return units;
 }

@@ -37,7 +37,7 @@ class Llama : public LanguageModel {
   explicit Llama(const plan::ModelConfig& config);
 
  private:
-  std::vector<Unit> body() override;
+  std::vector<Unit> body(const Documents& documents) override;
   Head head() override;
   const RopeTable& rope(int64_t length, at::Device device);
 

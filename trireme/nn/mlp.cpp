@@ -26,7 +26,7 @@ Mlp::Mlp(const plan::ModelConfig& config) {
   }
 }
 
-std::vector<Unit> Mlp::body() {
+std::vector<Unit> Mlp::body(const Documents&) {
   std::vector<Unit> units{
       {plan::kRootUnit, [this](const at::Tensor& tokens) { return tokens_->forward(tokens); }}};
   for (size_t i = 0; i < blocks_.size(); ++i) {

@@ -27,7 +27,7 @@ class Mlp : public LanguageModel {
   explicit Mlp(const plan::ModelConfig& config);
 
  private:
-  std::vector<Unit> body() override;
+  std::vector<Unit> body(const Documents& documents) override;
   Head head() override;
 
   std::shared_ptr<Embedding> tokens_;

@@ -12,8 +12,10 @@ at::Tensor Model::run(std::span<const Unit> units, at::Tensor x) const {
   return x;
 }
 
-BlockOptions Model::block_options(size_t block, Output output, KeptAttention* attention) const {
-  BlockOptions options{.output = output, .attention = attention, .joint = joint_, .context = context_};
+BlockOptions Model::block_options(size_t block, const Documents& documents, Output output,
+                                  KeptAttention* attention) const {
+  BlockOptions options{
+      .output = output, .attention = attention, .joint = joint_, .context = context_, .documents = documents};
   options.recompute_cheap = cheap_every_ > 0 && block % static_cast<size_t>(cheap_every_) == 0;
   const auto index = static_cast<int64_t>(block);
   if (!is_training() || !fp8_ || !fp8_blocks_(index)) return options;

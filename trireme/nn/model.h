@@ -12,6 +12,7 @@
 
 #include "trireme/nn/attention.h"
 #include "trireme/nn/context.h"
+#include "trireme/nn/documents.h"
 #include "trireme/nn/fp8_history.h"
 #include "trireme/nn/functional.h"
 #include "trireme/nn/joint.h"
@@ -50,6 +51,7 @@ struct LossTarget {
   at::Tensor targets;  ///< int64: (B, T) of tokens, or (B) of images
   int64_t chunk_bytes = kLossChunkBytes;
   double gradient_scale = 1.0;
+  Documents documents = {};  ///< of tokens: kept apart in attention
 };
 
 /// How a block computes.
@@ -60,6 +62,7 @@ struct BlockOptions {
   KeptAttention* attention = nullptr;
   JointPtr joint = {};      ///< where layers are cut over ranks
   ContextPtr context = {};  ///< where sequences are
+  Documents documents = {};
 
   std::optional<Fp8Recipe> fp8_of(BlockLayer layer) const {
     std::optional<Fp8Recipe> recipe = fp8;
@@ -71,19 +74,23 @@ struct BlockOptions {
 class Model : public torch::nn::Module {
  public:
   /// In forward order: what comes before the blocks, the blocks, the head, which gives logits (B, ..., V),
-  /// all in the dtype of the parameters.
-  virtual std::vector<Unit> units() = 0;
+  /// all in the dtype of the parameters. Models that attend keep documents apart.
+  virtual std::vector<Unit> units_in(const Documents& documents) = 0;
+  std::vector<Unit> units() { return units_in(Documents()); }
   /// As units(), with the head as the loss: mean cross-entropy in nats, scalar fp32.
   virtual std::vector<Unit> units(const LossTarget& target) = 0;
   /// Runs units of this model one after another on x, all or a range of them, through the runner.
   at::Tensor run(std::span<const Unit> units, at::Tensor x) const;
 
   /// inputs (B, ...) -> logits (B, ..., V)
-  at::Tensor forward(const at::Tensor& inputs) { return run(units(), inputs); }
+  at::Tensor forward(const at::Tensor& inputs, const Documents& documents = {}) {
+    return run(units_in(documents), inputs);
+  }
   /// inputs (B, ...) -> mean cross-entropy in nats of targets, scalar fp32
+  at::Tensor loss(const at::Tensor& inputs, const LossTarget& target) { return run(units(target), inputs); }
   at::Tensor loss(const at::Tensor& inputs, const at::Tensor& targets, int64_t chunk_bytes = kLossChunkBytes,
                   double gradient_scale = 1.0) {
-    return run(units({targets, chunk_bytes, gradient_scale}), inputs);
+    return loss(inputs, LossTarget{targets, chunk_bytes, gradient_scale});
   }
 
   /// Without a runner units run by themselves.
@@ -111,7 +118,7 @@ class Model : public torch::nn::Module {
   }
 
  protected:
-  BlockOptions block_options(size_t block, Output output = Output::kRead,
+  BlockOptions block_options(size_t block, const Documents& documents, Output output = Output::kRead,
                              KeptAttention* attention = nullptr) const;
   const JointPtr& joint() const { return joint_; }
   /// The length T of the whole sequences of which a block gets x (B, T', D).

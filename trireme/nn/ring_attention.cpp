@@ -234,7 +234,9 @@ class RingFunction : public Function<RingFunction> {
 }  // namespace
 
 at::Tensor RingContext::attend(const at::Tensor& qkv, const AttentionShape& shape, const RopeTable& rope,
-                               double dropout, KeptAttention* kept) const {
+                               double dropout, KeptAttention* kept, const Documents& documents) const {
+  TRIREME_CHECK(!documents.are_apart(),
+                "[nn.ring_attention] a ring keeps no documents apart; split tokens with UlyssesContext");
   TRIREME_CHECK(dropout == 0.0, "[nn.ring_attention] dropout of attention weights is {}, but must be 0",
                 dropout);
   TRIREME_CHECK(qkv.size(1) % tokens().pieces() == 0,

@@ -24,11 +24,12 @@ class RingContext : public Context, public std::enable_shared_from_this<RingCont
   /// arrive in the order in which they begin. Collective.
   virtual Arrival pass_on(const at::Tensor& mine, at::Tensor& theirs) const = 0;
 
-  /// Attention of any numbers of heads, without dropout. Outputs of parts are merged in fp32 by the
-  /// logarithms of their sums. In backward gradients of keys and values travel behind these, in fp32: what a
-  /// rank has of them is the sum over ranks in the order of the ring, its own part last, so that bits repeat.
+  /// Attention of any numbers of heads, without dropout, of which documents are not kept apart. Outputs of
+  /// parts are merged in fp32 by the logarithms of their sums. In backward gradients of keys and values
+  /// travel behind these, in fp32: what a rank has of them is the sum over ranks in the order of the ring,
+  /// its own part last, so that bits repeat.
   at::Tensor attend(const at::Tensor& qkv, const AttentionShape& shape, const RopeTable& rope, double dropout,
-                    KeptAttention* kept) const override;
+                    KeptAttention* kept, const Documents& documents) const override;
 };
 
 }  // namespace trireme::nn

@@ -26,7 +26,7 @@ NormMaker norms_of(const plan::VisionConfig& config, const NormMaker& sync_batch
 
 }  // namespace
 
-std::vector<Unit> VisionModel::units() {
+std::vector<Unit> VisionModel::units_in(const Documents&) {
   std::vector<Unit> units = body();
   units.push_back({.name = plan::kHeadUnit, .forward = [this](const at::Tensor& x) { return head(x); }});
   return units;

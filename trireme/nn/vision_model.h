@@ -16,11 +16,12 @@ class VisionModel : public Model {
 
   /// In forward order: the stem, images (B, channels, H, W) of any floating dtype -> (B, C, H', W'); the
   /// blocks; the head, -> logits (B, classes), all in the dtype of the parameters.
-  std::vector<Unit> units() override;
+  std::vector<Unit> units_in(const Documents& documents) override;
   /// As units(), with the head as the loss: mean cross-entropy in nats, scalar fp32. targets: (B) int64
   /// classes, or (B, classes) probabilities in a floating dtype. In training mode the loss has the config's
   /// label smoothing.
   std::vector<Unit> units(const LossTarget& target) override;
+  using Model::units;
 
  protected:
   /// The stem and the blocks.

@@ -47,6 +47,9 @@ struct Stage {
   /// Of the module: one tensor to one tensor, which between stages is of a floating dtype. Does not write to
   /// its input.
   std::function<at::Tensor(const at::Tensor&)> forward;
+  /// Called before each of its forward passes, with the number of the micro-batch among those that were
+  /// given: for what the module needs to know of it beside the tensor.
+  std::function<void(int64_t micro_batch)> begins = {};
   /// Of a part of a head that is spread (plan/spread_head.h) in place of `forward`: what its rows of the
   /// vocabulary make of the last stage's output, as nn::vocabulary_part() does.
   std::function<nn::VocabularyPart(const at::Tensor& hidden, const at::Tensor& targets)> part = {};

@@ -302,6 +302,7 @@ void Pipeline::forward(const Action& action) {
   InFlight& pass = in_flight_[{stage, micro_batch}] = {input, {}};
   const StageAtWork& here = *stage_here(stage);
   if (here.engine) here.engine->begin_forward();
+  if (here.begins) here.begins(micro_batch);
   at::Tensor output = here.forward(input);
   if (makes_loss(stage)) {
     output = finish_(output, micro_batch);

@@ -107,6 +107,7 @@ struct DataConfig {
   LossOn loss_on = LossOn::kAnswers;  ///< of other formats than kText
   std::string chat_template = {};     ///< a file, of kChat; empty: the template beside the tokenizer
   int64_t seq_len = 128;              ///< 1 of images
+  bool reset_attention = false;       ///< documents in a sequence are kept apart
   double val_fraction = 0.02;
   // Images alone: what training varies (data/images/transform.h, data/images/loader.h).
   int64_t pad = 0;

@@ -281,6 +281,20 @@ class Checker {
           said("data.loss_on", data.loss_on), said("data.format", data.format));
   }
 
+  /// Documents that are kept apart.
+  void check_reset_attention() const {
+    if (!config_.data.reset_attention || config_.data.kind != DataKind::kText) return;
+    const std::string reset = said("data.reset_attention", true);
+    if (!family_.attends)
+      throw ConfigError("[plan.config] {} has no effect: {} has no attention over tokens; remove it", reset,
+                        said("model.family", model_.family));
+    if (config_.parallel.cp > 1 && config_.parallel.cp_kind == CpKind::kRing)
+      throw ConfigError(
+          "[plan.config] {} cannot be combined with {}, which keeps no documents apart; set "
+          "parallel.cp_kind=ulysses",
+          reset, said("parallel.cp_kind", config_.parallel.cp_kind));
+  }
+
   void check_mixture() const {
     const DataConfig& data = config_.data;
     if (data.mixture.sources.empty()) return;
@@ -309,13 +323,15 @@ class Checker {
                                                    "model.rope_high_freq_factor",
                                                    "data.format",
                                                    "data.loss_on",
-                                                   "data.chat_template"};
+                                                   "data.chat_template",
+                                                   "data.reset_attention"};
     static constexpr std::string_view kOfImages[] = {
         "model.depth",           "model.width",         "model.stem",       "model.norm",
         "model.norm_groups",     "model.channels",      "model.image_size", "model.classes",
         "model.label_smoothing", "model.channels_last", "data.pad",         "data.flip",
         "data.resized_crop",     "data.least_area",     "data.mixup",       "data.threads"};
     check_format();
+    check_reset_attention();
     check_mixture();
     const std::string family = said("model.family", model_.family);
     if (config_.data.kind == DataKind::kText) return refuse_keys(kOfImages, "image models", family);
@@ -463,11 +479,15 @@ class Checker {
                   kv = std::max<int64_t>(1, complete(model_, length).n_kv_heads / tp);
     if (kind == CpKind::kUlysses && !can_share_heads(heads, kv, ranks)) {
       const bool divides = length % ring == 0;
+      const std::string or_ring =
+          divides ? " (parallel.cp_kind=ring)" : fmt::format(" with data.seq_len a multiple of {}", ring);
       throw ConfigError(
           "[plan.config] {} ranks cannot share {} heads and {} key and value heads{}, of which each computes "
-          "attention for some; use a divisor of the heads, or ring attention{}",
+          "attention for some; use a divisor of the heads, {}",
           cp, heads, kv, tp > 1 ? fmt::format(" of a rank along tp ({})", said("parallel.tp", tp)) : "",
-          divides ? " (parallel.cp_kind=ring)" : fmt::format(" with data.seq_len a multiple of {}", ring));
+          config_.data.reset_attention
+              ? fmt::format("since {} knows no ring attention", said("data.reset_attention", true))
+              : "or ring attention" + or_ring);
     }
     if (length % multiple != 0) {
       throw ConfigError(

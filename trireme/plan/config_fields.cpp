@@ -222,6 +222,9 @@ void add_data(Table& table, DataConfig& data) {
       text("data.chat_template", data.chat_template,
            "data.format=chat: file with a Jinja chat template; empty: the one beside data.tokenizer"));
   table.push_back(number("data.seq_len", data.seq_len, 1, "tokens per sequence", 1e8));
+  table.push_back(flag("data.reset_attention", data.reset_attention,
+                       "keep documents in a sequence apart: attention stays within each, and positions begin "
+                       "at 0 in it"));
   table.push_back(number("data.val_fraction", data.val_fraction, 0,
                          "fraction held out for validation: of the text, or of each image class in folders "
                          "without their own split",

@@ -70,6 +70,7 @@ CpKind settled_cp_kind(const Config& config) {
   const ParallelConfig& parallel = config.parallel;
   if (parallel.cp == 1) return CpKind::kUlysses;
   if (parallel.cp_kind != CpKind::kAuto) return parallel.cp_kind;
+  if (config.data.reset_attention) return CpKind::kUlysses;
   const ModelConfig held = split_model(complete(config.model, config.data.seq_len),
                                        {.ranks = parallel.tp, .contexts = parallel.cp});
   const auto divides = [&](CpKind kind) {

@@ -25,7 +25,8 @@ struct TokenSplit {
   std::vector<Range> of_all_ranks(int64_t length) const;
 };
 
-/// parallel.cp_kind; of kAuto the kind that heads and data.seq_len allow, if both do: Ulysses in fp32 and for
+/// parallel.cp_kind; of kAuto Ulysses with data.reset_attention, which rings do not know, else the kind that
+/// heads and data.seq_len allow, if both do: Ulysses in fp32 and for
 /// heads that are no multiple of 8 or wider than 128 (for a ring of these GPUs have no kernel), else that
 /// which sends fewer bytes in a pass forward and backward, whatever is computed again. With cp above 1 the
 /// model has attention.

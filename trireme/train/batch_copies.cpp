@@ -16,18 +16,19 @@ constexpr int64_t kLargeBytes = int64_t{1} << 20;
 data::Batch BatchCopies::ahead(data::Batch batch) {
   if (device_.is_cpu() || static_cast<int64_t>(batch.inputs.nbytes()) < kLargeBytes) return batch;
   const c10::impl::VirtualGuardImpl guard(device_.type());
+  std::vector<at::Tensor*> copied = {&batch.inputs, &batch.targets};
+  if (batch.documents.starts.defined())
+    copied.insert(copied.end(), {&batch.documents.starts, &batch.documents.ends});
   if (!stream_) stream_ = guard.getStreamFromGlobalPool(device_);
   c10::Event arrived(device_.type());
   {
     const c10::StreamGuard on_stream(*stream_);
-    batch.inputs = batch.inputs.to(device_, /*non_blocking=*/true);
-    batch.targets = batch.targets.to(device_, /*non_blocking=*/true);
+    for (at::Tensor* const tensor : copied) *tensor = tensor->to(device_, /*non_blocking=*/true);
     arrived.record(*stream_);
   }
   const c10::Stream current = guard.getStream(device_);
   arrived.block(current);
-  batch.inputs.record_stream(current);
-  batch.targets.record_stream(current);
+  for (const at::Tensor* const tensor : copied) tensor->record_stream(current);
   return batch;
 }
 

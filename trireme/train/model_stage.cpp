@@ -84,7 +84,7 @@ bool ModelStage::moves_channels() const {
 
 at::Tensor ModelStage::forward(const at::Tensor& x) const {
   TRIREME_CHECK(!range_.vocabulary, "[train.model_stage] a part of the head has no output; call part()");
-  return is_last() ? x : run(model_->units(), x);
+  return is_last() ? x : run(model_->units_in(documents_), x);
 }
 
 namespace {
@@ -111,7 +111,9 @@ at::Tensor ModelStage::run(std::vector<nn::Unit> units, const at::Tensor& x) con
 
 at::Tensor ModelStage::loss(const at::Tensor& x, const nn::LossTarget& target) const {
   TRIREME_CHECK(is_last(), "[train.model_stage] units {} to {} have no loss", range_.first, range_.end);
-  return run(model_->units(target), x);
+  nn::LossTarget with_documents = target;
+  with_documents.documents = documents_;
+  return run(model_->units(with_documents), x);
 }
 
 at::Tensor ModelStage::logits(const at::Tensor& x) const {
@@ -119,7 +121,7 @@ at::Tensor ModelStage::logits(const at::Tensor& x) const {
     return run_part([weight = text().head_weight()](const at::Tensor& y) { return nn::logits(y, weight); },
                     x);
   TRIREME_CHECK(is_last(), "[train.model_stage] units {} to {} have no logits", range_.first, range_.end);
-  return run(model_->units(), x);
+  return run(model_->units_in(documents_), x);
 }
 
 at::Tensor ModelStage::run_part(const nn::UnitForward& forward, const at::Tensor& hidden) const {

@@ -31,6 +31,8 @@ class ModelStage : public torch::nn::Module {
              std::shared_ptr<nn::Model> model = nullptr, plan::TensorSplit split = {});
   void set_joint(nn::JointPtr joint) { model_->set_joint(std::move(joint)); }
   void set_context(nn::ContextPtr context) { model_->set_context(std::move(context)); }
+  /// Documents of the micro-batch whose forward pass comes next; backward remembers them.
+  void set_documents(nn::Documents documents) { documents_ = std::move(documents); }
 
   /// Whether it has all of the head.
   bool is_last() const {
@@ -78,6 +80,7 @@ class ModelStage : public torch::nn::Module {
   plan::TensorSplit split_;
   std::shared_ptr<nn::Model> model_;
   plan::UnitRange range_;
+  nn::Documents documents_;
 };
 
 }  // namespace trireme::train

@@ -8,7 +8,7 @@
 #include "trireme/base/log.h"
 #include "trireme/base/text.h"
 #include "trireme/kernels/matmul.h"
-#include "trireme/nn/attention.h"
+#include "trireme/nn/documents.h"
 #include "trireme/plan/cuda_graphs.h"
 #include "trireme/plan/model_family.h"
 #include "trireme/plan/notes.h"
@@ -133,8 +133,12 @@ namespace {
 
 nn::AttentionBackend attention_of(const Parts& parts) {
   const plan::ModelConfig& model = parts.config.model;
-  return nn::attention_backend(parts.world->device(), dtype_of(parts.config.precision.compute),
-                               parts.config.data.seq_len, plan::head_dim(model), model.dropout);
+  const at::Device device = parts.world->device();
+  const at::ScalarType dtype = dtype_of(parts.config.precision.compute);
+  const int64_t head_dim = plan::head_dim(model);
+  return parts.config.data.reset_attention
+             ? nn::document_attention_backend(device, dtype, head_dim, model.dropout)
+             : nn::attention_backend(device, dtype, parts.config.data.seq_len, head_dim, model.dropout);
 }
 
 bool has_attention(const Parts& parts) {

@@ -14,6 +14,7 @@
 #include "trireme/kernels/device.h"
 #include "trireme/kernels/range.h"
 #include "trireme/plan/cuda_graphs.h"
+#include "trireme/train/batch_documents.h"
 
 namespace trireme::train {
 namespace {
@@ -92,48 +93,68 @@ at::Tensor Passes::run(const std::function<data::Batch()>& next, double scale) {
   return loss_sum;
 }
 
-at::Tensor Passes::pass(const data::Batch& batch, double scale, Kind kind) {
+Passes::Given Passes::on_device(const data::Batch& batch) const {
+  return {batch.inputs.to(device_, true), batch.targets.to(device_, true),
+          documents_on(device_, batch.documents)};
+}
+
+/// Recordings read a table of documents of one size: a batch of more documents runs as usual.
+bool Passes::fits_recordings(const data::Batch& batch) const {
   const bool records = options_.make_recording && steps_ > plan::kStepsBeforeRecording;
-  if (!records || batch.rows != options_.rows || batch.step_rows != options_.step_rows) {
-    return compute(batch.inputs.to(device_, true), batch.targets.to(device_, true), scale, kind);
-  }
+  if (!records || batch.rows != options_.rows || batch.step_rows != options_.step_rows) return false;
+  return !given_.documents.are_apart() || given_.documents.ends.size(0) >= batch.documents.ends.size(0);
+}
+
+at::Tensor Passes::pass(const data::Batch& batch, double scale, Kind kind) {
+  if (!fits_recordings(batch)) return compute(on_device(batch), scale, kind);
   take_in(batch);
   Recorded& recorded = kinds_[kind];
   if (recorded.recording && recorded.scale != scale) give_up("the scale of the loss has changed");
   if (!recorded.recording && !(options_.make_recording && record(scale, kind))) {
-    return compute(inputs_, targets_, scale, kind);
+    return compute(given_, scale, kind);
   }
   return launch(recorded, kind);
 }
 
-at::Tensor Passes::compute(const at::Tensor& inputs, const at::Tensor& targets, double scale, Kind kind) {
-  const at::Tensor loss = loss_of(inputs, targets, scale);
+at::Tensor Passes::compute(const Given& given, double scale, Kind kind) {
+  const at::Tensor loss = loss_of(given, scale);
   kind == kLast ? engine_.backward(loss, scale) : engine_.accumulate(loss, scale);
   return loss.detach();
 }
 
 /// A batch of which nothing counts takes part all the same, and its loss wants a scale to divide by.
-at::Tensor Passes::loss_of(const at::Tensor& inputs, const at::Tensor& targets, double scale) {
-  if (scale == 0.0) scale = 1.0;
-  if (!measures_) return model_.loss(inputs, targets, options_.loss_chunk_bytes, scale);
+at::Tensor Passes::loss_of(const Given& given, double scale) {
+  const nn::LossTarget target{given.targets, options_.loss_chunk_bytes, scale == 0.0 ? 1.0 : scale,
+                              given.documents};
+  if (!measures_) return model_.loss(given.inputs, target);
   const kernels::AllocationWatch watch;
-  at::Tensor loss = model_.loss(inputs, targets, options_.loss_chunk_bytes, scale);
+  at::Tensor loss = model_.loss(given.inputs, target);
   activation_bytes_ = std::max(activation_bytes_, watch.held());
   return loss;
 }
 
 /// Copies the batch to where recordings read it.
 void Passes::take_in(const data::Batch& batch) {
-  if (!inputs_.defined()) {
-    const auto on_device = [&](const at::Tensor& tensor) {
-      return at::empty_strided(tensor.sizes(), tensor.strides(),
-                               at::TensorOptions().device(device_).dtype(tensor.dtype()));
-    };
-    inputs_ = on_device(batch.inputs);
-    targets_ = on_device(batch.targets);
-  }
-  inputs_.copy_(batch.inputs, /*non_blocking=*/true);
-  targets_.copy_(batch.targets, /*non_blocking=*/true);
+  const auto take = [this](at::Tensor& here, const at::Tensor& from) {
+    if (!from.defined()) return;
+    if (!here.defined())
+      here = at::empty_strided(from.sizes(), from.strides(),
+                               at::TensorOptions().device(device_).dtype(from.dtype()));
+    here.copy_(from, /*non_blocking=*/true);
+  };
+  take(given_.inputs, batch.inputs);
+  take(given_.targets, batch.targets);
+  take(given_.documents.starts, batch.documents.starts);
+  take_ends(batch.documents.ends);
+}
+
+/// A shorter table goes on with empty documents.
+void Passes::take_ends(const at::Tensor& ends) {
+  if (!ends.defined()) return;
+  at::Tensor& here = given_.documents.ends;
+  if (!here.defined()) here = at::empty(ends.sizes(), at::TensorOptions().device(device_).dtype(at::kInt));
+  here.fill_(given_.documents.starts.numel());
+  here.narrow(0, 0, ends.size(0)).copy_(ends, /*non_blocking=*/true);
 }
 
 /// Records the pass; returns whether that was possible. No kernel has run in either case, and the engine is
@@ -143,8 +164,7 @@ bool Passes::record(double scale, Kind kind) {
   Recorded& recorded = kinds_[kind];
   try {
     recorded.recording = options_.make_recording();
-    recorded.recording->record(
-        [this, scale, kind] { kinds_[kind].loss = compute(inputs_, targets_, scale, kind); });
+    recorded.recording->record([this, scale, kind] { kinds_[kind].loss = compute(given_, scale, kind); });
     recorded.scale = scale;
     recorded.after = engine_.progress();
     recorded.reductions = recorded.after.reductions - before.reductions;

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "trireme/data/batch.h"
+#include "trireme/nn/documents.h"
 #include "trireme/nn/model.h"
 #include "trireme/parallel/data_parallel.h"
 #include "trireme/parallel/recording.h"
@@ -67,12 +68,20 @@ class Passes {
   };
 
   at::Tensor pass(const data::Batch& batch, double scale, Kind kind);
-  at::Tensor loss_of(const at::Tensor& inputs, const at::Tensor& targets, double scale);
-  at::Tensor compute(const at::Tensor& inputs, const at::Tensor& targets, double scale, Kind kind);
+  /// What a pass reads, on the device.
+  struct Given {
+    at::Tensor inputs, targets;
+    nn::Documents documents;
+  };
+  Given on_device(const data::Batch& batch) const;
+  at::Tensor loss_of(const Given& given, double scale);
+  at::Tensor compute(const Given& given, double scale, Kind kind);
   bool measures_lag() const;
   void decide();
   void measure_lag(double began);
+  bool fits_recordings(const data::Batch& batch) const;
   void take_in(const data::Batch& batch);
+  void take_ends(const at::Tensor& ends);
   bool record(double scale, Kind kind);
   at::Tensor launch(Recorded& recorded, Kind kind);
   void give_up(const std::string& reason);
@@ -85,8 +94,8 @@ class Passes {
   int64_t steps_ = 0;
   bool measures_ = false;
   int64_t activation_bytes_ = 0;
-  std::vector<double> lags_;     ///< as plan::device_waits_for_host() takes them
-  at::Tensor inputs_, targets_;  ///< what recorded passes read
+  std::vector<double> lags_;  ///< as plan::device_waits_for_host() takes them
+  Given given_;               ///< what recorded passes read
   std::array<Recorded, kKinds> kinds_;
 };
 

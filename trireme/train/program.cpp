@@ -23,6 +23,8 @@ class CheckedSamples : public data::TokenSamples {
   int64_t seq_len() const override { return samples_->seq_len(); }
   uint64_t digest() const override { return samples_->digest(); }
   bool ignores_targets() const override { return samples_->ignores_targets(); }
+  std::optional<int64_t> end_token() const override { return samples_->end_token(); }
+  std::optional<std::vector<int64_t>> document_begins(int64_t index) const override;
   void read(int64_t index, std::span<int64_t> tokens) const override {
     samples_->read(index, tokens);
     check(index, "token", tokens, false);
@@ -58,6 +60,20 @@ int64_t CheckedSamples::kept_targets(int64_t index) const {
   if (kept >= 0 && kept <= seq_len()) return kept;
   throw DataError("[train.program] kept_targets({}) of the samples is {}; give a number from 0 to {}", index,
                   kept, seq_len());
+}
+
+std::optional<std::vector<int64_t>> CheckedSamples::document_begins(int64_t index) const {
+  auto begins = samples_->document_begins(index);
+  for (size_t i = 0; begins && i < begins->size(); ++i) {
+    const int64_t least = i == 0 ? 1 : (*begins)[i - 1] + 1, begin = (*begins)[i];
+    if (begin >= least && begin < seq_len()) continue;
+    throw DataError(
+        "[train.program] document_begins({}) of the samples has {} as number {}; give rising places from 1 "
+        "to "
+        "{}",
+        index, begin, i, seq_len() - 1);
+  }
+  return begins;
 }
 
 std::vector<int64_t> CheckedSamples::order(int64_t begin, int64_t count, uint64_t seed) const {
@@ -182,7 +198,9 @@ std::shared_ptr<const RunData> make_run_data(const plan::Config& config, OwnToke
     throw ConfigError("[train.program] vocab_size={} of the program's data; say how many tokens there are",
                       tokens.vocab_size);
   }
-  return std::make_shared<OwnData>(config, tokens);
+  auto data = std::make_shared<OwnData>(config, tokens);
+  data->check_documents();
+  return data;
 }
 
 std::shared_ptr<const RunData> open_program_data(const TrainOptions& run) {

@@ -31,10 +31,16 @@ using Json = nlohmann::json;
 /// or when it ends, is not among them; of keys for the batch counts what they make (check_batch()), and of
 /// the tokenizer what its files hold (check_tokenizer()).
 bool must_be_equal(const std::string& key) {
-  static const std::set<std::string> keys = {
-      "seed",      "data.seq_len",    "data.val_fraction", "data.pad",
-      "data.flip", "data.least_area", "data.resized_crop", "data.mixup",
-      "optim.name"};
+  static const std::set<std::string> keys = {"seed",
+                                             "data.seq_len",
+                                             "data.val_fraction",
+                                             "data.pad",
+                                             "data.flip",
+                                             "data.least_area",
+                                             "data.resized_crop",
+                                             "data.mixup",
+                                             "data.reset_attention",
+                                             "optim.name"};
   static const std::set<std::string> free = {"model.preset", "model.dropout", "model.weights",
                                              "adapter.dropout", "adapter.weights"};
   const bool of_model = key.starts_with("model.") || key.starts_with("adapter.");

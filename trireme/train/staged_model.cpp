@@ -10,6 +10,7 @@
 #include "trireme/parallel/tensor_joint.h"
 #include "trireme/plan/stages.h"
 #include "trireme/plan/vision_model.h"
+#include "trireme/train/batch_documents.h"
 #include "trireme/train/engine_options.h"
 #include "trireme/train/image_model.h"
 
@@ -66,6 +67,10 @@ parallel::Stage StagedModel::add_stage(int64_t stage, const comm::Mesh& engine_m
     made = parallel::make_stage(stage, module);
   }
   made.engine = engine;
+  made.begins = [this, module](int64_t micro_batch) {
+    const auto index = static_cast<size_t>(micro_batch);
+    module->set_documents(index < documents_.size() ? documents_[index] : nn::Documents());
+  };
   return made;
 }
 
@@ -130,18 +135,26 @@ at::Tensor StagedModel::on_device(const at::Tensor& tensor) const {
   return tensor.to(mesh_.world->device(), /*non_blocking=*/true);
 }
 
+void StagedModel::take_documents(const std::vector<data::Batch>& batches) {
+  documents_.clear();
+  for (const data::Batch& batch : batches)
+    documents_.push_back(documents_on(mesh_.world->device(), batch.documents));
+}
+
 /// The first rank of each pipeline counts its losses, and the first of those along tp.
 at::Tensor StagedModel::run_passes(const std::function<data::Batch()>& next, double scale) {
   const auto count = static_cast<size_t>(plan_.schedule.micro_batches);
   const bool has_first = stage_of_engine_.front() == 0;
   std::vector<at::Tensor> inputs(count), targets(count);
+  std::vector<data::Batch> batches;
   std::vector<double> shares;  // of micro-batches in the step
   for (size_t i = 0; i < count; ++i) {
-    const data::Batch batch = next();
+    const data::Batch& batch = batches.emplace_back(next());
     shares.push_back(batch.share());
     if (has_first) inputs[i] = on_device(batch.inputs);
     if (last_ || head_part_) targets[i] = on_device(batch.targets);
   }
+  take_documents(batches);
   const double share = std::accumulate(shares.begin(), shares.end(), 0.0);
   const double largest = *std::max_element(shares.begin(), shares.end());
   scale_ = scale * (largest > 0.0 ? largest : 1.0);
@@ -221,6 +234,7 @@ at::Tensor StagedModel::next_logits(const at::Tensor& tokens) {
   const ModelStage* const head = head_part_ ? head_part_.get() : last_.get();
   const plan::TokenSplit split = plan::token_split(config_, mesh_.cp_rank);
   const at::Tensor inputs = nn::tokens_of(padded(tokens, plan::length_multiple(config_)), split).to(device);
+  documents_.clear();
   const at::Tensor made = pipeline_->infer(inputs, [&, last = tokens.size(1) - 1](const at::Tensor& x) {
     return logits_of_all(head->logits(x), split, mesh_)
         .select(1, last)

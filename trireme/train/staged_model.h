@@ -66,6 +66,8 @@ class StagedModel : public TrainedModel {
   parallel::Stage add_stage(int64_t stage, const comm::Mesh& engine_mesh, const nn::InitialWeights& initial);
   void name_units(const plan::ModelFacts& facts);
   bool reads_images() const;
+  /// Keeps the documents of the micro-batches that come next, which all stages of this rank read.
+  void take_documents(const std::vector<data::Batch>& batches);
   std::shared_ptr<nn::Model> image_model_of(const comm::Mesh& mesh) const;
   parallel::StageLoss loss_function();
   Scores evaluate_images(const std::vector<data::Batch>& batches, Guesses* guesses);
@@ -90,7 +92,8 @@ class StagedModel : public TrainedModel {
   std::shared_ptr<ModelStage> last_;                 ///< with the head; null: this rank lacks it
   std::shared_ptr<ModelStage> head_part_;            ///< of a head that is spread; null: it is not
   std::unique_ptr<parallel::Pipeline> pipeline_;
-  double scale_ = 1.0;  ///< of the gradients of the step under way
+  std::vector<nn::Documents> documents_;  ///< of the micro-batches that are given next
+  double scale_ = 1.0;                    ///< of the gradients of the step under way
   std::vector<std::string> units_;
   std::vector<size_t> first_unit_;  ///< in units_, by stage
   std::map<std::string, std::vector<Saved>> saved_params_;

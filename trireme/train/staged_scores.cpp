@@ -62,6 +62,7 @@ Scores StagedModel::evaluate(const std::vector<data::Batch>& batches, Guesses* g
     all += batch.step_weight();
   }
   scale_ = 1.0;
+  take_documents(batches);
   set_training(false);
   const at::Tensor mean = pipeline_->evaluate(inputs, targets, weights);
   set_training(true);

@@ -3,8 +3,10 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
+#include "trireme/base/error.h"
 #include "trireme/base/hash.h"
 #include "trireme/data/loader.h"
 #include "trireme/nn/context.h"
@@ -13,14 +15,20 @@ namespace trireme::train {
 namespace {
 
 /// Samples [first, first + count).
-data::Batch read_samples(const data::TokenSamples& samples, int64_t first, int64_t count) {
+data::Batch read_samples(const data::TokenSamples& samples, int64_t first, int64_t count,
+                         std::optional<int64_t> end_token) {
   const int64_t length = samples.seq_len(), width = length + 1;
   at::Tensor tokens = at::empty({count, width}, at::kLong), targets = at::empty({count, length}, at::kLong);
   for (int64_t i = 0; i < count; ++i) {
     samples.read_targets(first + i, {tokens.data_ptr<int64_t>() + i * width, static_cast<size_t>(width)},
                          {targets.data_ptr<int64_t>() + i * length, static_cast<size_t>(length)});
   }
-  return {.inputs = tokens.narrow(1, 0, length), .targets = targets};
+  data::Batch batch{.inputs = tokens.narrow(1, 0, length), .targets = targets};
+  if (!end_token) return batch;
+  std::vector<int64_t> indices(static_cast<size_t>(count));
+  std::iota(indices.begin(), indices.end(), first);
+  batch.documents = data::document_table(samples, indices, batch.inputs, *end_token);
+  return batch;
 }
 
 /// Samples that a data-parallel rank validates on.
@@ -55,6 +63,21 @@ int64_t kept_between(const data::TokenSamples& samples, int64_t begin, int64_t e
 
 }  // namespace
 
+std::optional<int64_t> TokenData::end_token() const {
+  if (!config_.data.reset_attention) return std::nullopt;
+  if (const data::Tokenizer* const made_by = tokenizer()) return made_by->document_separator();
+  return train_->end_token();
+}
+
+void TokenData::check_documents() const {
+  if (!config_.data.reset_attention || end_token()) return;
+  throw ConfigError(
+      "[train.data] data.reset_attention=true keeps documents apart, but nothing says which token ends one "
+      "in "
+      "{}; return it from TokenSamples::end_token(), or set data.reset_attention to false",
+      description());
+}
+
 Feed TokenData::feed(const FeedOptions& options) const {
   const auto loader = std::make_shared<data::Loader>(
       train_, data::LoaderOptions{
@@ -66,6 +89,7 @@ Feed TokenData::feed(const FeedOptions& options) const {
                   .dp_size = options.dp_size,
                   .cursor = options.first_step * options.global_batch,
                   .pin_memory = options.pin_memory,
+                  .end_token = end_token(),
                   .vocab_size = config_.model.vocab_size});
   return [loader, options] { return tokens_of_rank(loader->next(), options); };
 }
@@ -113,10 +137,10 @@ ValidationFeed TokenData::validation_of(size_t set, int64_t most, const FeedOpti
   const auto part_of = [=](int64_t rank) { return Part{total * rank / ranks, total * (rank + 1) / ranks}; };
   const int64_t largest_part = (total + ranks - 1) / ranks;
   const auto done = std::make_shared<int64_t>(0);
-  const auto next = [=, mine = part_of(options.dp_rank)] {
+  const auto next = [=, end_token = end_token(), mine = part_of(options.dp_rank)] {
     const int64_t rows = mine.rows(*done, at_once);
     data::Batch batch =
-        read_samples(*held_out, rows > 0 ? mine.begin + *done : 0, std::max<int64_t>(1, rows));
+        read_samples(*held_out, rows > 0 ? mine.begin + *done : 0, std::max<int64_t>(1, rows), end_token);
     batch.rows = rows;
     for (int64_t rank = 0; rank < ranks; ++rank) {
       const Part part = part_of(rank);

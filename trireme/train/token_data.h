@@ -33,6 +33,8 @@ class TokenData : public RunData {
   /// Data-parallel ranks take contiguous parts, and a rank that runs out joins the others with no rows.
   ValidationFeed validation_of(size_t set, int64_t most, const FeedOptions& options) const override;
   std::vector<SourceUse> sources_in(int64_t samples) const override;
+  /// Throws ConfigError where data.reset_attention asks for documents, and no token ends them.
+  void check_documents() const;
 
  protected:
   /// `mixture`: what `train` is made of, where it is one.
@@ -47,6 +49,9 @@ class TokenData : public RunData {
   const data::Mixture* mixture() const { return mixture_.get(); }
 
  private:
+  /// The last token of documents that are kept apart.
+  std::optional<int64_t> end_token() const;
+
   plan::Config config_;
   std::shared_ptr<const data::TokenSamples> train_;
   std::vector<HeldOutTokens> held_out_;

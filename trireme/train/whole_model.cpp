@@ -10,6 +10,7 @@
 #include "trireme/plan/adapter.h"
 #include "trireme/plan/buckets.h"
 #include "trireme/plan/tensor_split.h"
+#include "trireme/train/batch_documents.h"
 #include "trireme/train/connect.h"
 #include "trireme/train/engine_options.h"
 #include "trireme/train/guesses.h"
@@ -112,13 +113,16 @@ Scores WholeModel::evaluate(const std::vector<data::Batch>& batches, Guesses* gu
   Scores sum;
   for (const data::Batch& batch : batches) {
     const at::Tensor inputs = batch.inputs.to(device_), targets = batch.targets.to(device_);
+    const nn::Documents documents = documents_on(device_, batch.documents);
     if (!reads_images_) {
       const double weight = batch.weight(),
-                   loss = model_->loss(inputs, targets).to(at::kDouble).item<double>();
+                   loss = model_->loss(inputs, {.targets = targets, .documents = documents})
+                              .to(at::kDouble)
+                              .item<double>();
       if (weight > 0.0) sum += {.rows = weight, .loss = weight * loss};  // a mean over no targets is NaN
       if (metrics().empty()) continue;
     }
-    const at::Tensor logits = model_->forward(inputs);
+    const at::Tensor logits = model_->forward(inputs, documents);
     if (batch.rows == 0) continue;
     sum += {.own = own_sums(logits, targets)};
     if (!reads_images_) continue;
