@@ -276,7 +276,7 @@ TEST(ConfigErrors, DocumentsAreKeptApartWhereAttentionKnowsThem) {
   test::expect_mentions(of_overrides({"data.reset_attention=true", "model.family=resnet"}),
                         {"data.reset_attention=true", "text models"});
   test::expect_mentions(of_overrides({"data.reset_attention=true", "parallel.cp=3", "data.seq_len=96"}),
-                        {"3 ranks cannot share", "knows no ring attention"});
+                        {"parallel.cp=3", "cannot share 4 heads", "knows no ring attention"});
 }
 
 TEST(ConfigErrors, DropoutIsForGpt2AndBelowOne) {

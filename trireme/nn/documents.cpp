@@ -5,6 +5,7 @@
 #include <ATen/ops/_flash_attention_forward.h>
 
 #include <utility>
+#include <vector>
 
 #include "trireme/kernels/attention.h"
 #include "trireme/kernels/device.h"
@@ -148,14 +149,17 @@ at::Tensor masked_attention(const at::Tensor& qkv, const AttentionShape& shape, 
   return output.transpose(1, 2).reshape({qkv.size(0), qkv.size(1), heads * head_dim});
 }
 
-// The limits of FlashAttention as torch builds it.
-constexpr int64_t kFlashHeadDims = 8, kFlashMaxHeadDim = 256;
-constexpr int kFlashCapability = 8;
-
-bool is_made_for_flash() {
-  static const bool modern = !kernels::gpus().empty() && kernels::gpus().front().major >= kFlashCapability;
-  return modern;
+/// The widest head for which torch's FlashAttention has a backward pass on this GPU; 0: it has none. GPUs of
+/// capability 8.0, 9.0 and 10.0 have the shared memory for more than others.
+int64_t widest_flash_head() {
+  static const int64_t widest = [] {
+    const std::vector<kernels::GpuInfo> gpus = kernels::gpus();
+    if (gpus.empty() || gpus.front().major < 8) return 0;
+    return gpus.front().minor == 0 && gpus.front().major <= 10 ? 256 : 192;
+  }();
+  return widest;
 }
+constexpr int64_t kFlashHeadDims = 8;  ///< heads are a multiple of
 
 void check_documents(const at::Tensor& qkv, const Documents& documents) {
   const at::IntArrayRef sizes = documents.starts.sizes();
@@ -190,8 +194,8 @@ AttentionBackend document_attention_backend(at::Device device, at::ScalarType dt
                                             double dropout) {
   if (dropout > 0.0 || dtype == at::kDouble) return AttentionBackend::kAten;
   if (device.is_cpu()) return AttentionBackend::kCpu;
-  const bool fits = dtype != at::kFloat && head_dim % kFlashHeadDims == 0 && head_dim <= kFlashMaxHeadDim;
-  return fits && is_made_for_flash() ? AttentionBackend::kFlash : AttentionBackend::kAten;
+  const bool fits = dtype != at::kFloat && head_dim % kFlashHeadDims == 0 && head_dim <= widest_flash_head();
+  return fits ? AttentionBackend::kFlash : AttentionBackend::kAten;
 }
 
 at::Tensor attention_in_documents(const at::Tensor& qkv, const AttentionShape& shape, const RopeTable& rope,

@@ -32,7 +32,8 @@ at::Tensor attention_in_documents(const at::Tensor& qkv, const AttentionShape& s
                                   double dropout, KeptAttention* kept, const Documents& documents);
 
 /// The backend of attention within documents. CPU: kCpu, for fp64 kAten. GPU, bf16 and fp16 with heads of a
-/// multiple of 8 up to 256 and without dropout: kFlash. All else: kAten, which reads a mask (B, 1, T, T).
+/// multiple of 8 up to 256 (192 on GPUs other than 8.0, 9.0 and 10.0) and without dropout: kFlash. All else:
+/// kAten, which reads a mask (B, 1, T, T).
 AttentionBackend document_attention_backend(at::Device device, at::ScalarType dtype, int64_t head_dim,
                                             double dropout);
 
