@@ -85,6 +85,7 @@ TEST(CudaGraphs, EveryObstacleIsNamed) {
       {{"parallel.comm_hook=local_sgd", "parallel.policy=ddp"}, true, 1, "parallel.comm_hook=local_sgd"},
       {{"parallel.reduce_when=every_micro_batch"}, true, 1, "parallel.reduce_when=every_micro_batch"},
       {{"memory.recompute=block", "model.dropout=0.1"}, true, 1, "memory.recompute=block"},
+      {{"data.reset_attention=true"}, true, 1, "data.reset_attention=true"},
       {{"memory.recompute=all_but_attention", "adapter.kind=lora", "adapter.dropout=0.1"},
        true,
        1,

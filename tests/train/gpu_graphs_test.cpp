@@ -101,25 +101,6 @@ TEST_F(GpuGraphs, ChangeNoBitOfAnyFamilyAndAccumulation) {
   }
 }
 
-/// Batches of more documents than the recorded tables have room for run beside the recordings.
-TEST_F(GpuGraphs, ChangeNoBitOfDocumentsThatAreKeptApart) {
-  std::ofstream text(folder_ / "documents.txt");
-  for (int i = 0; i < 400; ++i) {
-    const int length = i < 300 ? 20 + i * 11 % 81 : 2;
-    text << std::string(static_cast<size_t>(length), static_cast<char>('a' + i * 7 % 23))
-         << "\n<|endoftext|>\n";
-  }
-  text.close();
-  config_.data.path = (folder_ / "documents.txt").string();
-  config_.data.reset_attention = true;
-  config_.train.deterministic = true;
-  for (const plan::ModelFamily family : {plan::ModelFamily::kLlama, plan::ModelFamily::kGpt2}) {
-    use_family(family);
-    config_.train.micro_batch = 4;
-    expect_no_bit_changes(fmt::format("{} with documents", family));
-  }
-}
-
 /// With a GPU to itself, since it is measured how long that waits for the host.
 using GpuGraphsAlone = GpuGraphs;
 

@@ -58,6 +58,8 @@ std::string cuda_graphs_obstacle(const Config& config, bool gpu, int64_t ranks) 
   if (config.data.format != DataFormat::kText)
     return fmt::format("micro-batches weigh as much as they have tokens to learn (data.format={})",
                        config.data.format);
+  if (config.data.reset_attention)
+    return "tables of documents have other sizes in other batches (data.reset_attention=true)";
   if (parallel.pp > 1) {
     return fmt::format("passes wait for other stages of the pipeline (parallel.pp={})", parallel.pp);
   }

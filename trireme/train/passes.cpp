@@ -98,11 +98,9 @@ Passes::Given Passes::on_device(const data::Batch& batch) const {
           documents_on(device_, batch.documents)};
 }
 
-/// Recordings read a table of documents of one size: a batch of more documents runs as usual.
 bool Passes::fits_recordings(const data::Batch& batch) const {
   const bool records = options_.make_recording && steps_ > plan::kStepsBeforeRecording;
-  if (!records || batch.rows != options_.rows || batch.step_rows != options_.step_rows) return false;
-  return !given_.documents.are_apart() || given_.documents.ends.size(0) >= batch.documents.ends.size(0);
+  return records && batch.rows == options_.rows && batch.step_rows == options_.step_rows;
 }
 
 at::Tensor Passes::pass(const data::Batch& batch, double scale, Kind kind) {
@@ -144,17 +142,6 @@ void Passes::take_in(const data::Batch& batch) {
   };
   take(given_.inputs, batch.inputs);
   take(given_.targets, batch.targets);
-  take(given_.documents.starts, batch.documents.starts);
-  take_ends(batch.documents.ends);
-}
-
-/// A shorter table goes on with empty documents.
-void Passes::take_ends(const at::Tensor& ends) {
-  if (!ends.defined()) return;
-  at::Tensor& here = given_.documents.ends;
-  if (!here.defined()) here = at::empty(ends.sizes(), at::TensorOptions().device(device_).dtype(at::kInt));
-  here.fill_(given_.documents.starts.numel());
-  here.narrow(0, 0, ends.size(0)).copy_(ends, /*non_blocking=*/true);
 }
 
 /// Records the pass; returns whether that was possible. No kernel has run in either case, and the engine is

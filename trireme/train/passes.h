@@ -81,7 +81,6 @@ class Passes {
   void measure_lag(double began);
   bool fits_recordings(const data::Batch& batch) const;
   void take_in(const data::Batch& batch);
-  void take_ends(const at::Tensor& ends);
   bool record(double scale, Kind kind);
   at::Tensor launch(Recorded& recorded, Kind kind);
   void give_up(const std::string& reason);
