@@ -3,19 +3,10 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
-#include <bit>
 #include <vector>
 
 namespace trireme::data {
 namespace {
-
-constexpr int64_t kUsualTokens = 64;  ///< of a document, for which tables have room
-
-/// Documents that a table for `rows` sequences has room for.
-int64_t room_for(int64_t documents, int64_t rows, int64_t length) {
-  const int64_t usual = rows * std::max<int64_t>(1, length / kUsualTokens);
-  return static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(std::max(documents, usual))));
-}
 
 using Starts = std::span<int32_t>;
 
@@ -42,7 +33,7 @@ void write_ends(at::Tensor& ends, const at::Tensor& starts) {
   for (int64_t i = 0; i < tokens; ++i) {
     if (start[i] == i % length) *end++ = static_cast<int32_t>(i);
   }
-  std::fill(end, ends.mutable_data_ptr<int32_t>() + ends.numel(), static_cast<int32_t>(tokens));
+  *end = static_cast<int32_t>(tokens);
 }
 
 /// The table of which body(sequence, starts) writes the starts.
@@ -56,7 +47,7 @@ DocumentTable make_table(const at::Tensor& tokens, bool pin_memory, const Body& 
     body(row, Starts(first + row * length, static_cast<size_t>(length)));
   int64_t documents = 0;
   for (int64_t i = 0; i < count * length; ++i) documents += first[i] == i % length ? 1 : 0;
-  table.ends = at::empty({room_for(documents, count, length) + 1}, options);
+  table.ends = at::empty({documents + 1}, options);
   write_ends(table.ends, table.starts);
   return table;
 }

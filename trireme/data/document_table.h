@@ -14,9 +14,7 @@ namespace trireme::data {
 struct DocumentTable {
   /// (B, T) int32: the place in its sequence at which the document of each token begins.
   at::Tensor starts = {};
-  /// (n + 1) int32, rising from 0 to B T: the ends of all documents, with sequences one after another. The
-  /// last of the n documents may be empty: n is a power of two, and for documents of 64 tokens or more on
-  /// average the same for all batches of one shape, so that a GPU can be sent tables without their lengths.
+  /// (n + 1) int32, rising from 0 to B T: the ends of all n documents, with sequences one after another.
   at::Tensor ends = {};
 };
 

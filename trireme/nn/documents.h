@@ -12,8 +12,8 @@ namespace trireme::nn {
 struct Documents {
   /// (B, T) int32: the place in its sequence at which the document of each token begins.
   at::Tensor starts = {};
-  /// (n + 1) int32, rising from 0 to B T: the ends of all documents, with sequences one after another. Tables
-  /// of one shape have n documents, of which the last ones may be empty. Read on a GPU alone.
+  /// (n + 1) int32, rising from 0 to B T: the ends of all n documents, with sequences one after another. Some
+  /// may be empty. Read on a GPU alone.
   at::Tensor ends = {};
 
   bool are_apart() const { return starts.defined(); }
