@@ -136,11 +136,13 @@ TEST(Conversation, TokensAreThoseOfTheWholeText) {
 class PackedConversations : public ::testing::Test {
  protected:
   PreparedCorpus prepare(const std::string& lines, int64_t seq_len, double val_fraction = 0.0,
-                         int64_t threads = 1, plan::LossOn loss_on = plan::LossOn::kAnswers) {
+                         int64_t threads = 1, plan::LossOn loss_on = plan::LossOn::kAnswers,
+                         bool keep_apart = true) {
     scratch_.write("chats.jsonl", lines);
     return prepare_corpus({.path = scratch_.path("chats.jsonl"),
                            .format = plan::DataFormat::kAnswers,
                            .loss_on = loss_on,
+                           .keep_apart = keep_apart,
                            .val_fraction = val_fraction,
                            .cache_dir = scratch_.path("cache" + std::to_string(threads)),
                            .seq_len = seq_len,
@@ -184,6 +186,33 @@ TEST_F(PackedConversations, AreWholeInWindowsAndCountAnswersAlone) {
       << corpus.description;
 }
 
+std::string many_pairs(int count) {
+  std::string lines;
+  for (int i = 0; i < count; ++i)
+    lines += fmt::format("{{\"prompt\": \"{}\", \"answer\": \"{}\"}}\n", std::string(1 + i % 11, 'p'),
+                         std::string(1 + i * 7 % 19, 'a'));
+  return lines;
+}
+
+/// Runs that do not ask where conversations begin have the shards that they always had.
+TEST_F(PackedConversations, AreStoredInTwoKindsUnlessTheyAreKeptApart) {
+  const std::string lines = many_pairs(40);
+  const PreparedCorpus together = prepare(lines, 32, 0.0, 1, plan::LossOn::kAnswers, /*keep_apart=*/false),
+                       apart = prepare(lines, 32);
+  ASSERT_NE(together.folder, apart.folder);
+  EXPECT_EQ(read_index(together.folder).kinds, kCountedKinds);
+  EXPECT_EQ(read_index(apart.folder).kinds, kKindsWithBegins);
+  const Dataset plain(together.folder, "train", 32), marked(apart.folder, "train", 32);
+  EXPECT_NE(plain.digest(), marked.digest());
+  ASSERT_EQ(plain.size(), marked.size());
+  for (int64_t i = 0; i < plain.size(); ++i) {
+    EXPECT_EQ(sample(plain, i), sample(marked, i));
+    EXPECT_EQ(plain.kept_targets(i), marked.kept_targets(i));
+    EXPECT_FALSE(plain.document_begins(i).has_value());
+    EXPECT_TRUE(marked.document_begins(i).has_value());
+  }
+}
+
 TEST_F(PackedConversations, NeverCountTheirFirstToken) {
   const PreparedCorpus corpus =
       prepare("{\"prompt\": \"ab\", \"answer\": \"cd\"}\n{\"prompt\": \"p\", \"answer\": \"q\"}\n", 8, 0.0, 1,
@@ -211,14 +240,6 @@ TEST_F(PackedConversations, RefuseDataOfWhichNothingIsLeft) {
                                .cache_dir = scratch_.path("cache"),
                                .seq_len = 4}),
                ConfigError);
-}
-
-std::string many_pairs(int count) {
-  std::string lines;
-  for (int i = 0; i < count; ++i)
-    lines += fmt::format("{{\"prompt\": \"{}\", \"answer\": \"{}\"}}\n", std::string(1 + i % 11, 'p'),
-                         std::string(1 + i * 7 % 19, 'a'));
-  return lines;
 }
 
 TEST_F(PackedConversations, AreTheSameOnAnyNumberOfThreadsAndEachInOneSplit) {

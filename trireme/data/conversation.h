@@ -17,6 +17,7 @@ struct ConversationFormat {
   plan::DataFormat format = plan::DataFormat::kChat;
   plan::LossOn loss_on = plan::LossOn::kAnswers;
   std::shared_ptr<const text::ChatTemplate> chat = {};  ///< of kChat
+  bool keeps_apart = false;                             ///< shards say where conversations begin
 };
 
 /// `text` is UTF-8; bytes that stand in no UTF-8 are around what counts in the loss, and at the end of a text

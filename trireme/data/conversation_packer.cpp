@@ -44,11 +44,12 @@ HeldOut choose_held_out(const Source& source, double val_fraction, ProgressMeter
 class SplitOfConversations {
  public:
   SplitOfConversations(const Tokenizer& tokenizer, const std::string& folder, const std::string& split,
-                       int64_t seq_len)
-      : writer_(folder, split, {.vocab_size = kKindsOfStoredTokens * tokenizer.vocab_size()}),
+                       int64_t seq_len, int64_t kinds)
+      : writer_(folder, split, {.vocab_size = kinds * tokenizer.vocab_size()}),
         packer_(writer_, {.seq_len = seq_len,
                           .vocab_size = static_cast<int32_t>(tokenizer.vocab_size()),
-                          .filler = tokenizer.document_separator()}) {}
+                          .filler = tokenizer.document_separator(),
+                          .marks_begins = kinds == kKindsWithBegins}) {}
 
   void add(std::span<const int32_t> tokens) { packer_.add(tokens); }
   const ConversationCounts& counts() const { return packer_.counts(); }
@@ -76,8 +77,9 @@ TokenIndex pack_conversations(const Source& source, const Tokenizer& tokenizer,
   ProgressMeter meter(options.on_progress);
   meter.expect(kPassesOverRecords * source.bytes);
   HeldOut held_out = choose_held_out(source, options.val_fraction, meter);
-  SplitOfConversations train(tokenizer, options.folder, "train", seq_len),
-      val(tokenizer, options.folder, "val", seq_len);
+  const int64_t kinds = format.keeps_apart ? kKindsWithBegins : kCountedKinds;
+  SplitOfConversations train(tokenizer, options.folder, "train", seq_len, kinds),
+      val(tokenizer, options.folder, "val", seq_len, kinds);
   EncodeAhead encode(
       tokenizer, options.threads, [&meter] { meter.beat(); }, encode_marked);
   for (const SourceFile& file : source.files) {
@@ -101,6 +103,7 @@ TokenIndex pack_conversations(const Source& source, const Tokenizer& tokenizer,
                    .source_bytes = source.bytes,
                    .val_fraction = options.val_fraction,
                    .conversations = counts,
+                   .kinds = kinds,
                    .splits = {{"train", train_entry}, {"val", val_entry}}};
   write_index(options.folder, index);
   return index;

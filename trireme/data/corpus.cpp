@@ -74,8 +74,8 @@ std::string cache_key(const Source& source, const Tokenizer& tokenizer, const Co
   key.add(tokenizer.digest());
   key.add_number(val_fraction);
   if (options.format != plan::DataFormat::kText) {
-    key.add(fmt::format("{} {} {} in {} kinds of tokens", options.format, options.loss_on, options.seq_len,
-                        kKindsOfStoredTokens));
+    key.add(fmt::format("{} {} {}{}", options.format, options.loss_on, options.seq_len,
+                        options.keep_apart ? " with begins" : ""));
     key.add(format.chat ? format.chat->digest() : "");
   }
   key.add(source.path);
@@ -238,7 +238,8 @@ void require_one_sequence(const TokenIndex& index, int64_t seq_len) {
 }
 
 ConversationFormat format_of(const CorpusOptions& options) {
-  ConversationFormat format{.format = options.format, .loss_on = options.loss_on};
+  ConversationFormat format{
+      .format = options.format, .loss_on = options.loss_on, .chat = {}, .keeps_apart = options.keep_apart};
   if (options.format == plan::DataFormat::kChat)
     format.chat = std::make_shared<const text::ChatTemplate>(
         text::load_chat_template(options.chat_template, options.tokenizer));

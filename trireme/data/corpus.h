@@ -19,6 +19,7 @@ struct CorpusOptions {
   plan::DataFormat format = plan::DataFormat::kText;
   plan::LossOn loss_on = plan::LossOn::kAnswers;  ///< of conversations
   std::string chat_template = {};                 ///< as text::load_chat_template() takes it
+  bool keep_apart = false;                        ///< shards say where conversations begin
   double val_fraction = 0.02;                     ///< of the bytes of all documents
   std::string cache_dir = {};
   int64_t seq_len = 0;  ///< of text only to refuse a corpus shorter than one sequence

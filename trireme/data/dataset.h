@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "trireme/data/index.h"
 #include "trireme/data/token_samples.h"
 
 namespace trireme::data {
@@ -39,7 +40,8 @@ class Dataset : public TokenSamples {
   bool ignores_targets() const override { return marked_; }
   /// The number of targets in the sample that count. Reads the sample the first time.
   int64_t kept_targets(int64_t index) const override;
-  /// Places where conversations begin, and what fills the sample behind them; none for running text.
+  /// Places where conversations begin, and what fills the sample behind them; none for running text, and
+  /// where the shards do not say so.
   std::optional<std::vector<int64_t>> document_begins(int64_t index) const override;
 
  private:
@@ -55,7 +57,8 @@ class Dataset : public TokenSamples {
   std::string folder_;
   std::vector<std::unique_ptr<TokenShard>> shards_;
   int64_t seq_len_ = 0, tokens_ = 0, samples_ = 0, vocab_size_ = 0;
-  bool marked_ = false;                             ///< tokens are of kinds (kKindsOfStoredTokens)
+  bool marked_ = false;  ///< tokens are of kinds (TokenIndex)
+  int64_t kinds_ = kCountedKinds;
   mutable std::vector<std::atomic<int32_t>> kept_;  ///< by sample, of marked tokens; -1: not counted yet
 };
 

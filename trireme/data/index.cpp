@@ -59,6 +59,7 @@ Json index_json(const TokenIndex& index) {
               {"val_fraction", index.val_fraction}}}};
   if (index.conversations) {
     for (const auto& [name, count] : kCounts) json["conversations"][name] = (*index.conversations).*count;
+    if (index.kinds != kCountedKinds) json["conversations"]["kinds"] = index.kinds;
   }
   for (const auto& [name, split] : index.splits) json["splits"][name] = split_json(split);
   return json;
@@ -98,6 +99,7 @@ TokenIndex parse_index(const Json& json) {
     index.conversations.emplace();
     for (const auto& [name, count] : kCounts)
       (*index.conversations).*count = json.at("conversations").at(name);
+    index.kinds = json.at("conversations").value("kinds", kCountedKinds);
   }
   for (const auto& [name, split] : json.at("splits").items()) index.splits[name] = parse_split(split);
   return index;
@@ -120,6 +122,8 @@ void check_split(const std::string& path, const SplitEntry& split) {
 
 void check_index(const std::string& path, const TokenIndex& index) {
   if (index.vocab_size < 1) bad_index(path, fmt::format("vocab_size is {}", index.vocab_size));
+  if (index.kinds != kCountedKinds && index.kinds != kKindsWithBegins)
+    bad_index(path, fmt::format("its conversations have {} kinds of tokens", index.kinds));
   for (const char* name : {"train", "val"}) {
     if (!index.splits.contains(name)) bad_index(path, fmt::format("split '{}' is missing", name));
   }

@@ -33,8 +33,9 @@ struct ConversationCounts {
 };
 
 /// The kinds of tokens that shards of conversations have: those that do not count in the loss, those that do,
-/// and those that do not and begin a document. A token is stored as its id plus vocab_size times its kind.
-inline constexpr int64_t kKindsOfStoredTokens = 3;
+/// and, where documents are to be kept apart, those that do not and begin one. A token is stored as its id
+/// plus vocab_size times its kind.
+inline constexpr int64_t kCountedKinds = 2, kKindsWithBegins = 3;
 
 struct TokenIndex {
   std::string tokenizer;
@@ -47,8 +48,9 @@ struct TokenIndex {
   double val_fraction = 0.0;
   /// Of conversations, whose tokens are of kinds.
   std::optional<ConversationCounts> conversations = {};
+  int64_t kinds = kCountedKinds;  ///< of the tokens of conversations
   /// One more than the largest number that is stored for a token.
-  int64_t stored_values() const { return conversations ? kKindsOfStoredTokens * vocab_size : vocab_size; }
+  int64_t stored_values() const { return conversations ? kinds * vocab_size : vocab_size; }
   std::map<std::string, SplitEntry> splits;  ///< "train" and "val"
   int64_t documents() const;
 };

@@ -32,7 +32,7 @@ class TokenSamples {
   /// Those of text have that of their tokenizer.
   virtual std::optional<int64_t> end_token() const { return std::nullopt; }
   /// The places at which documents begin in sample `index`, behind its first token and in rising order, where
-  /// a class knows more than end tokens tell; none: they tell.
+  /// a class knows more than end tokens tell; none: they tell. Asked for where there is an end_token().
   virtual std::optional<std::vector<int64_t>> document_begins([[maybe_unused]] int64_t index) const {
     return std::nullopt;
   }

@@ -19,7 +19,7 @@ void WindowPacker::add(std::span<const int32_t> tokens) {
   counts_.conversations += 1;
   counts_.tokens += static_cast<int64_t>(kept.size());
   counts_.counted += std::ranges::count_if(kept, [this](int32_t token) { return counts(token); });
-  kept[0] += 2 * options_.vocab_size;
+  kept[0] += mark_of_begin();
   std::vector<int32_t>& window = window_for(kept.size());
   window.insert(window.end(), kept.begin(), kept.end());
 }
@@ -64,7 +64,7 @@ void WindowPacker::write(std::vector<int32_t> window) {
   const size_t used = window.size();
   counts_.padding += static_cast<int64_t>(length - used);
   window.resize(length, options_.filler);
-  if (used < length) window[used] += 2 * options_.vocab_size;
+  if (used < length) window[used] += mark_of_begin();
   writer_.append(window);
 }
 

@@ -13,9 +13,10 @@ namespace trireme::data {
 struct WindowOptions {
   int64_t seq_len = 0;
   /// Tokens that count are given as larger ones; of what is written a token is its id, vocab_size more where
-  /// it counts, and twice that more where it begins a conversation, or what fills a window.
+  /// it counts, and with marks_begins twice that more where it begins a conversation, or what fills a window.
   int32_t vocab_size = 0;
   int32_t filler = 0;  ///< a token for the rest of a window; it does not count
+  bool marks_begins = false;
 };
 
 /// The tokens that it writes are read as samples of seq_len + 1 tokens that share one with their neighbour
@@ -37,6 +38,7 @@ class WindowPacker {
   void count_cut(std::span<const int32_t> tokens);
   std::vector<int32_t>& window_for(size_t tokens);
   void write(std::vector<int32_t> window);
+  int32_t mark_of_begin() const { return options_.marks_begins ? 2 * options_.vocab_size : 0; }
   bool counts(int32_t token) const { return token >= options_.vocab_size; }
 
   SplitWriter& writer_;

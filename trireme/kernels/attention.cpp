@@ -394,7 +394,7 @@ Stretches whole_sequences(const AttentionPartSizes& sizes) {
 std::vector<Stretch> documents_of(const int32_t* starts, int64_t batch, int64_t length) {
   std::vector<Stretch> documents;
   for (int64_t token = 0; token < length; ++token) {
-    if (starts[token] == token)
+    if (token == 0 || starts[token] == token)
       documents.push_back({.batch = batch, .begin = token, .queries = 0, .keys = 0});
     Stretch& document = documents.back();
     document.queries = document.keys = token + 1 - document.begin;

@@ -33,6 +33,8 @@ AttentionShape saved_shape(AutogradContext& context) {
 
 /// Our own kernel, in fp32 whatever the dtype of its input.
 struct OwnDocumentKernel {
+  static constexpr bool kReadsOutput = false;  ///< in backward
+
   static kernels::AttentionSizes sizes(const at::Tensor& qkv, const AttentionShape& shape) {
     return {qkv.size(0), qkv.size(1), shape.heads, shape.kv_heads, shape.head_dim};
   }
@@ -61,6 +63,8 @@ struct OwnDocumentKernel {
 /// the table of their ends on the GPU, so that the host need not know it. Where torch is told to repeat bits,
 /// its backward pass adds in a fixed order.
 struct FlashDocuments {
+  static constexpr bool kReadsOutput = true;
+
   /// Views of qkv (B, T, heads): (B T, heads of a kind, head_dim).
   struct Tokens {
     Tokens(const at::Tensor& qkv, const AttentionShape& shape)
@@ -107,6 +111,7 @@ class DocumentAttention : public Function<DocumentAttention<Kernel>> {
     const variable_list results = kept_or_computed(kept, [&] { return Kernel::forward(qkv, shape, table); });
     variable_list saved = {qkv, rope.cosine, rope.sine, table};
     saved.insert(saved.end(), results.begin(), results.end());
+    if (!Kernel::kReadsOutput) saved[4].reset();
     context->save_for_backward(std::move(saved));
     context->saved_data["shape"] = std::vector<int64_t>{shape.heads, shape.kv_heads, shape.head_dim};
     return results[0];

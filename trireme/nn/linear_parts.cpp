@@ -146,6 +146,8 @@ variable_list accumulate_weight_grad(at::TensorList weights, const FactorProduct
     first ? grads[i].copy_(reported[i]) : grads[i].add_(reported[i]);
     reported[i] = at::Tensor();
   }
+  for (size_t i = 0; i < weights.size(); ++i)
+    if (!weights[i].requires_grad()) reported[i] = at::Tensor();
   return reported;
 }
 

@@ -159,7 +159,9 @@ int64_t kept_as_rows(const ModelConfig& model, const PrecisionConfig& precision,
                      const TensorSplit& split, int64_t layer, BlockPart part) {
   const bool again = layer % memory.recompute_every == 0 &&
                      (computes_blocks_again(memory.recompute) || memory.recompute == Recompute::kCheap);
-  if (split.ranks == 1 || again || !multiplies_in_fp8(precision.fp8, layer, model.n_layers)) return 0;
+  const bool adapted = model.adapter.kind != AdapterKind::kNone;  // frozen layers keep no rows
+  if (split.ranks == 1 || again || adapted || !multiplies_in_fp8(precision.fp8, layer, model.n_layers))
+    return 0;
   const int64_t layers = part == BlockPart::kWhole ? 2 : 1;  // queries, keys and values; feed-forward
   return layers * model.d_model * (bytes_of(precision.compute) - 1);
 }

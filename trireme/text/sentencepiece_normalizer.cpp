@@ -1,5 +1,7 @@
 #include "trireme/text/sentencepiece_normalizer.h"
 
+#include <algorithm>
+
 #include "trireme/text/unicode.h"
 
 namespace trireme::text {
@@ -23,7 +25,7 @@ void append_escaped(std::string& result, std::string_view text) {
 Charsmap::Entry SentencePieceNormalizer::first(std::string_view text) const {
   if (const size_t length = kept.longest_prefix(text)) return {length, text.substr(0, length)};
   if (const auto entry = charsmap.longest(text)) return *entry;
-  const size_t length = character_length(text[0]);
+  const size_t length = std::min(character_length(text[0]), text.size());  // an entry may end in a character
   return {length, text.substr(0, length)};
 }
 

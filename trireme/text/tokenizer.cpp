@@ -91,7 +91,9 @@ void Encoder::encode(std::string_view text, std::vector<int32_t>& ids) {
 }
 
 void Encoder::encode_between(std::string_view text, bool starts_input, std::vector<int32_t>& ids) {
-  const std::string normalized = normalize(parts_.normalizer, text);
+  std::string normalized = normalize(parts_.normalizer, text);
+  if (!is_utf8(normalized))
+    normalized = replace_invalid(normalized);  // a file's map of characters may do that
   for (const Part& part : parts_.added.in_normalized_text().split(normalized)) {
     if (part.token) {
       ids.push_back(*part.token);

@@ -79,6 +79,7 @@ data::PreparedCorpus open_corpus(const TrainOptions& run, const std::string& pat
        .format = config.format,
        .loss_on = config.loss_on,
        .chat_template = config.chat_template,
+       .keep_apart = config.reset_attention,
        .val_fraction = config.val_fraction,
        .cache_dir = run.cache_dir,
        .seq_len = config.seq_len,

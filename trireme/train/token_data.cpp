@@ -137,7 +137,10 @@ ValidationFeed TokenData::validation_of(size_t set, int64_t most, const FeedOpti
   const auto part_of = [=](int64_t rank) { return Part{total * rank / ranks, total * (rank + 1) / ranks}; };
   const int64_t largest_part = (total + ranks - 1) / ranks;
   const auto done = std::make_shared<int64_t>(0);
-  const auto next = [=, end_token = end_token(), mine = part_of(options.dp_rank)] {
+  // A program's held-out data may end documents with a token of their own.
+  const std::optional<int64_t> of_run = end_token(), own = held_out->end_token(),
+                               end = of_run && !tokenizer() && own ? own : of_run;
+  const auto next = [=, end_token = end, mine = part_of(options.dp_rank)] {
     const int64_t rows = mine.rows(*done, at_once);
     data::Batch batch =
         read_samples(*held_out, rows > 0 ? mine.begin + *done : 0, std::max<int64_t>(1, rows), end_token);
