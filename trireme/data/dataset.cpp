@@ -27,7 +27,8 @@ Dataset::Dataset(const std::string& folder, const std::string& split, int64_t se
   const int64_t token_bytes = bytes_per_token(index.stored_values());
   vocab_size_ = index.vocab_size;
   marked_ = index.conversations.has_value();
-  kinds_ = index.kinds;
+  marks_begins_ = marked_ && index.kinds == kKindsWithBegins;
+  stored_values_ = index.stored_values();
   for (const ShardEntry& entry : find_split(index, folder, split).shards) {
     shards_.push_back(std::make_unique<TokenShard>(folder + "/" + entry.file, entry, token_bytes));
     tokens_ += entry.tokens;
@@ -61,7 +62,7 @@ void Dataset::check_ids(int64_t index, std::span<const int64_t> tokens) const {
 
 /// Beyond the vocabulary where the shard is damaged.
 int64_t Dataset::id_of(int64_t stored) const {
-  const bool is_of_a_kind = marked_ && stored >= 0 && stored < kinds_ * vocab_size_;
+  const bool is_of_a_kind = marked_ && stored >= 0 && stored < stored_values_;
   return is_of_a_kind ? stored % vocab_size_ : stored;
 }
 
@@ -82,7 +83,7 @@ void Dataset::read_targets(int64_t index, std::span<int64_t> tokens, std::span<i
 }
 
 std::optional<std::vector<int64_t>> Dataset::document_begins(int64_t index) const {
-  if (!marked_ || kinds_ != kKindsWithBegins) return std::nullopt;
+  if (!marks_begins_) return std::nullopt;
   std::vector<int64_t> tokens(static_cast<size_t>(seq_len_) + 1), found;
   read_stored(index, tokens);
   for (int64_t i = 1; i < seq_len_; ++i) {

@@ -8,7 +8,6 @@
 #include <string>
 #include <vector>
 
-#include "trireme/data/index.h"
 #include "trireme/data/token_samples.h"
 
 namespace trireme::data {
@@ -57,8 +56,8 @@ class Dataset : public TokenSamples {
   std::string folder_;
   std::vector<std::unique_ptr<TokenShard>> shards_;
   int64_t seq_len_ = 0, tokens_ = 0, samples_ = 0, vocab_size_ = 0;
-  bool marked_ = false;  ///< tokens are of kinds (TokenIndex)
-  int64_t kinds_ = kCountedKinds;
+  int64_t stored_values_ = 0;                       ///< tokens are stored as numbers below it
+  bool marked_ = false, marks_begins_ = false;      ///< tokens are of kinds (TokenIndex), and of which
   mutable std::vector<std::atomic<int32_t>> kept_;  ///< by sample, of marked tokens; -1: not counted yet
 };
 
