@@ -204,7 +204,7 @@ TEST(TappedLinear, AddsTheGradientOfWhatItPassesOn) {
   }
 }
 
-/// What has no gradient gets none by being read beside trained weights.
+/// Inputs without a gradient get none by being read beside trained weights.
 TEST(TappedLinear, PassesOnWhatHasNoGradientAsItIs) {
   const at::Tensor weight = at::randn({3, 8}).requires_grad_(), norm = at::ones({8}), x = at::randn({4, 8});
   EXPECT_FALSE(tapped_linear(x, weight).passed.requires_grad());

@@ -71,7 +71,7 @@ struct PackedProblem {
   Attended packed(const Documents& documents) const {
     return attended_by_documents(qkv, d_output, shape, rope_in(documents, rope), documents);
   }
-  /// Of a document without others, by the attention that knows none.
+  /// Output and gradient of a document alone, by the attention that knows none.
   Attended alone(int64_t sequence, int64_t begin, int64_t length) const {
     const auto part = [&](const at::Tensor& x) { return x.narrow(0, sequence, 1).narrow(1, begin, length); };
     const RopeTable table{rope.cosine.narrow(0, 0, length), rope.sine.narrow(0, 0, length)};
@@ -211,7 +211,7 @@ class DocumentsOfModel : public ::testing::TestWithParam<plan::ModelFamily> {
     });
     return sum;
   }
-  /// Of all gradients, relative.
+  /// The relative distance of all gradients.
   static double difference_of(const Learnt& one, const Learnt& other) {
     double difference = 0.0, size = 0.0;
     for (size_t i = 0; i < one.gradients.size(); ++i) {

@@ -66,7 +66,7 @@ class GpuDocuments : public testing::TestWithParam<at::ScalarType> {
     if (kernels::gpus().empty()) GTEST_SKIP() << "no GPU";
   }
   at::ScalarType type() const { return GetParam(); }
-  /// As that of attention without documents: twice the spacing of numbers near 1.
+  /// The bound of attention without documents: twice the spacing of numbers near 1.
   double bound() const {
     if (type() == at::kBFloat16) return 2 * 0x1.0p-8;
     return type() == at::kHalf ? 2 * 0x1.0p-11 : 1e-5;

@@ -18,7 +18,7 @@ void write_starts(Starts starts, const int64_t* tokens, int64_t end_token) {
   }
 }
 
-/// The same by the places where documents begin.
+/// Writes the starts of one sequence by the places where documents begin.
 void write_starts(Starts starts, const std::vector<int64_t>& begins) {
   std::ranges::fill(starts, 0);
   for (const int64_t begin : begins)

@@ -46,7 +46,7 @@ struct TokenIndex {
   int64_t not_utf8_files = 0;
   std::string first_not_utf8 = {};  ///< path of the first of them
   double val_fraction = 0.0;
-  /// Of conversations, whose tokens are of kinds.
+  /// Counts of conversations, whose tokens are of kinds.
   std::optional<ConversationCounts> conversations = {};
   int64_t kinds = kCountedKinds;  ///< of the tokens of conversations
   /// One more than the largest number that is stored for a token.

@@ -29,7 +29,7 @@ class TokenSamples {
   /// The number of targets in the sample that count.
   virtual int64_t kept_targets([[maybe_unused]] int64_t index) const { return seq_len(); }
   /// The last token of each document, for data.reset_attention; none: documents cannot be told apart by it.
-  /// Those of text have that of their tokenizer.
+  /// Shards of text have that of their tokenizer.
   virtual std::optional<int64_t> end_token() const { return std::nullopt; }
   /// The places at which documents begin in sample `index`, behind its first token and in rising order, where
   /// a class knows more than end tokens tell; none: they tell. Asked for where there is an end_token().

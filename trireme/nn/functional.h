@@ -41,7 +41,7 @@ at::Tensor logits(const at::Tensor& x, const at::Tensor& weight);
 at::Tensor linear_group(const at::Tensor& x, at::TensorList weights, const std::optional<Fp8Recipe>& fp8 = {},
                         const JointPtr& before = {}, const at::Tensor& residual = {});
 
-/// What layers make of one input that others read, too, and that input for these: their gradient of it is
+/// The output of layers on one input that others read, too, and that input for these: their gradient of it is
 /// added to that of `made` without a pass of its own.
 struct Tapped {
   at::Tensor made, passed;

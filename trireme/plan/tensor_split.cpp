@@ -75,7 +75,7 @@ int64_t run_of(const ParamSpec& whole, const ParamSpec& held) {
   return differs.in2 == held.shape.end() ? held.numel() : run / whole.packed;
 }
 
-/// In NF4 a scale is that of elements of one rank, so that values do not depend on how many there are.
+/// A scale of NF4 is that of elements of one rank, so that values do not depend on how many there are.
 std::string nf4_obstacle(const ModelConfig& model, int64_t ranks) {
   if (model.adapter.base != AdapterBase::kNf4) return {};
   const ModelFamilyRecord& family = record_of(model.family);
