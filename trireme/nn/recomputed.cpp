@@ -202,8 +202,8 @@ class ActivatedLinearFunction : public Function<ActivatedLinearFunction> {
   }
 };
 
-/// A function that also reads trained weights gives all of its results a gradient, which a result of something
-/// without one must not have.
+/// A function that also reads trained weights gives all of its results a gradient, which a result of
+/// something without one must not have.
 bool wants_gradient(const at::Tensor& x) {
   return x.defined() && x.requires_grad();
 }
