@@ -1,10 +1,7 @@
 // Runs in two stages on two GPUs learn what the model in one piece learns on one GPU: through peer memory and
 // over NCCL, with the head in the last stage and spread over both. One process a GPU; skipped with fewer than
 // two GPUs.
-#include <cstdlib>
-
-#include "tests/comm/gpu_ranks.h"
-#include "tests/train/staged_fixture.h"
+#include "tests/train/gpu_staged_fixture.h"
 
 namespace trireme::train {
 namespace {
@@ -12,63 +9,37 @@ namespace {
 using plan::ScheduleName;
 
 /// Whether ranks write into each other's memory; else messages travel over NCCL.
-class GpuStaged : public StagedTest, public ::testing::WithParamInterface<bool> {
+class GpuStaged : public GpuRanksTest, public ::testing::WithParamInterface<bool> {
  protected:
-  void SetUp() override {
-    if (test::count_gpus() < 2) GTEST_SKIP() << "two GPUs are needed";
-    StagedTest::SetUp();
-    config_.device = plan::Device::kCuda;
-  }
-  void TearDown() override {
-    if (!folder_.empty()) TrainerTest::TearDown();
-  }
-
-  /// Of the rank that makes the records and the file.
-  Outcome outcome_on(const std::shared_ptr<comm::World>& world) {
-    config_.parallel.pp = world->size();
-    recorder_ = {};
-    train(options(), world);
-    const std::string path = (folder_ / "weights.safetensors").string();
-    const checkpoint::SafetensorsReader reader(path);
-    Outcome result{recorder_, {}, reader.metadata()};
-    for (const auto& [name, info] : reader.tensors()) result.weights[name] = reader.read(name);
-    return result;
-  }
+  void SetUp() override { set_up_on(2); }
 
   /// All cases on one rank of two; the first compares.
   int run_cases(int64_t rank) {
-    // NCCL's kernels wait for the other GPU, which may wait for a kernel that is still to be loaded.
-    if (!GetParam()) ::setenv("CUDA_MODULE_LOADING", "EAGER", 1);
+    if (!GetParam()) load_kernels_at_once();
     const auto world = test::join_gpus(rank, 2, port_, /*timeout_s=*/60.0, {.share = GetParam()});
     for (const bool tied : {false, true}) {
       config_.model.tie_embeddings = tied;
       config_.pipeline.spread_head = false;
       Outcome whole;
-      if (rank == 0) {
-        whole = outcome_on(comm::World::join_store(c10::make_intrusive<c10d::HashStore>(), 0, 1,
-                                                   c10::Device(c10::kCUDA, 0), /*timeout_s=*/60.0));
-      }
+      config_.parallel.pp = 1;
+      if (rank == 0) whole = outcome_on(one_gpu());
       for (const auto schedule : {ScheduleName::k1F1B, ScheduleName::kInterleaved1F1B, ScheduleName::kZbV}) {
         // What differs over NCCL is how messages travel.
         if (!GetParam() && tied != (schedule == ScheduleName::k1F1B)) continue;
         // Every pair of schedule, tie and place of the head.
         const bool spread = tied != (schedule == ScheduleName::kInterleaved1F1B);
+        config_.parallel.pp = 2;
         config_.pipeline.schedule = schedule;
         config_.pipeline.spread_head = spread;
-        if (rank == 0) {
-          expect_near(outcome_on(world), whole,
-                      fmt::format("{}, {}, {}", schedule, tied ? "tied" : "untied",
-                                  spread ? "spread" : "head in the last stage"));
-        } else {
-          config_.parallel.pp = 2;
-          train(options(), world);
-        }
+        const Outcome staged = outcome_on(world);
+        if (rank != 0) continue;
+        expect_near(staged, whole,
+                    fmt::format("{}, {}, {}", schedule, tied ? "tied" : "untied",
+                                spread ? "spread" : "head in the last stage"));
       }
     }
     return HasFailure() ? 1 : 0;
   }
-
-  int64_t port_ = test::free_port();
 };
 INSTANTIATE_TEST_SUITE_P(Train, GpuStaged, ::testing::Values(true, false),
                          [](const auto& tested) { return tested.param ? "PeerMemory" : "Nccl"; });

@@ -1,10 +1,8 @@
 // Ranks along tp and cp on GPUs learn what one GPU learns, in fp32 and, with blocks computed again, in bf16.
 // One process a GPU; skipped where there are too few. Built for two GPUs and for four.
 #include <cmath>
-#include <cstdlib>
 
-#include "tests/comm/gpu_ranks.h"
-#include "tests/train/staged_fixture.h"
+#include "tests/train/gpu_staged_fixture.h"
 
 namespace trireme::train {
 namespace {
@@ -14,33 +12,22 @@ struct Axes {
   plan::CpKind kind = plan::CpKind::kUlysses;
 };
 
-class GpuTensorParallel : public StagedTest, public ::testing::WithParamInterface<int64_t> {
+class GpuTensorParallel : public GpuRanksTest, public ::testing::WithParamInterface<int64_t> {
  protected:
   void SetUp() override {
-    if (test::count_gpus() < GetParam()) GTEST_SKIP() << GetParam() << " GPUs are needed";
-    StagedTest::SetUp();
-    config_.device = plan::Device::kCuda;
+    set_up_on(GetParam());
     config_.model.vocab_size = 259;
     config_.model.d_model = 64;
     config_.model.n_heads = config_.model.n_kv_heads = 4;
     config_.model.d_ff = 96;
   }
-  void TearDown() override {
-    if (!folder_.empty()) TrainerTest::TearDown();
-  }
 
-  Outcome outcome_on(const std::shared_ptr<comm::World>& world, const Axes& axes) {
+  Outcome outcome_of(const std::shared_ptr<comm::World>& world, const Axes& axes) {
     config_.parallel.pp = axes.pp;
     config_.parallel.cp = axes.cp;
     config_.parallel.tp = axes.tp;
     config_.parallel.cp_kind = axes.kind;
-    recorder_ = {};
-    train(options(), world);
-    if (world->rank() != 0) return {};
-    const checkpoint::SafetensorsReader reader((folder_ / "weights.safetensors").string());
-    Outcome result{recorder_, {}, reader.metadata()};
-    for (const auto& [name, info] : reader.tensors()) result.weights[name] = reader.read(name);
-    return result;
+    return outcome_on(world);
   }
 
   std::vector<Axes> meshes() const {
@@ -50,19 +37,16 @@ class GpuTensorParallel : public StagedTest, public ::testing::WithParamInterfac
   }
 
   int run_cases(int64_t rank) {
-    ::setenv("CUDA_MODULE_LOADING", "EAGER", 1);
+    load_kernels_at_once();
     const auto world = test::join_gpus(rank, GetParam(), port_, /*timeout_s=*/60.0, {});
     for (const bool llama : {false, true}) {
       config_.model.family = llama ? plan::ModelFamily::kLlama : plan::ModelFamily::kGpt2;
       config_.model.n_kv_heads = llama ? 2 : 4;
       config_.model.tie_embeddings = !llama;
       Outcome one;
-      if (rank == 0)
-        one = outcome_on(comm::World::join_store(c10::make_intrusive<c10d::HashStore>(), 0, 1,
-                                                 c10::Device(c10::kCUDA, 0), /*timeout_s=*/60.0),
-                         {1, 1, 1});
+      if (rank == 0) one = outcome_of(one_gpu(), {1, 1, 1});
       for (const Axes& axes : meshes()) {
-        const Outcome many = outcome_on(world, axes);
+        const Outcome many = outcome_of(world, axes);
         if (rank != 0) continue;
         const std::string what = fmt::format("{}, pp {} cp {} tp {}, {}", config_.model.family, axes.pp,
                                              axes.cp, axes.tp, axes.kind);
@@ -91,12 +75,9 @@ class GpuTensorParallel : public StagedTest, public ::testing::WithParamInterfac
     config_.precision.compute = plan::Dtype::kBf16;
     config_.memory.recompute = plan::Recompute::kBlock;
     Outcome one;
-    if (world->rank() == 0)
-      one = outcome_on(comm::World::join_store(c10::make_intrusive<c10d::HashStore>(), 0, 1,
-                                               c10::Device(c10::kCUDA, 0), /*timeout_s=*/60.0),
-                       {1, 1, 1});
-    const Outcome many = outcome_on(world, {1, 1, 2});
-    const Outcome ring = outcome_on(world, {1, 2, 1, plan::CpKind::kRing});
+    if (world->rank() == 0) one = outcome_of(one_gpu(), {1, 1, 1});
+    const Outcome many = outcome_of(world, {1, 1, 2});
+    const Outcome ring = outcome_of(world, {1, 2, 1, plan::CpKind::kRing});
     config_.precision.compute = plan::Dtype::kFp32;
     config_.memory.recompute = plan::Config().memory.recompute;
     if (world->rank() != 0) return;
@@ -108,8 +89,6 @@ class GpuTensorParallel : public StagedTest, public ::testing::WithParamInterfac
           << name;
     }
   }
-
-  int64_t port_ = test::free_port();
 };
 INSTANTIATE_TEST_SUITE_P(Train, GpuTensorParallel, ::testing::Values(TRIREME_TEST_GPUS),
                          [](const auto& tested) { return fmt::format("On{}", tested.param); });
