@@ -192,6 +192,17 @@ TEST(Instruction, HashesTellMeaningsApart) {
   EXPECT_EQ(hashes.size(), 1 + std::size(edits));
 }
 
+/// Lists of workers, all but the first empty, have the numbers of an instruction in which nearly all are 0.
+TEST(Instruction, HashesTellWorkersFromInstructions) {
+  const uint64_t crossing = program_hash({.instructions = {{.kind = InstructionKind::kCross}}});
+  Program program{.signals = {"first"}, .workers = {{0, 0}}};
+  for (int empty = 0; empty < 100; ++empty) {
+    EXPECT_NE(program_hash(program), crossing) << empty;
+    program.signals.emplace_back("other");
+    program.workers.emplace_back();
+  }
+}
+
 TEST(Instruction, LinesThatCannotBeReadAreNamed) {
   const std::pair<const char*, const char*> lines[] = {
       {"t1 = matmull t0 t0", "p.txt:2: unknown operation 'matmull', did you mean 'matmul'?"},

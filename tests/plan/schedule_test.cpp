@@ -410,5 +410,10 @@ TEST(Greedy, UsesTheMemoryThatItIsGivenAndNoMore) {
   EXPECT_THROW(greedy_schedule({4, 8, 1}, Placement::kLoop, none), ConfigError);
 }
 
+TEST(Greedy, RefusesMoreRanksThanThereIsMemoryFor) {
+  EXPECT_THROW(greedy_schedule({.ranks = int64_t{1} << 50, .micro_batches = 8}, Placement::kV, {}),
+               ConfigError);
+}
+
 }  // namespace
 }  // namespace trireme::plan

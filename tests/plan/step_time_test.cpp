@@ -294,6 +294,21 @@ TEST(StepTime, OfMessagesThatNeverComeIsRefused) {
       ConfigError);
 }
 
+/// A rank computes for a second, sends for half a second, and then waits until its buffer is free.
+TEST(StepTime, HasTheWaitForAMessageToBeOnItsWay) {
+  StepProgram program;
+  program.units = {{.name = "root", .numel = 16}};
+  program.actions = {{.kind = ActionKind::kForward, .unit = 0, .micro_batch = 0},
+                     {.kind = ActionKind::kSend, .micro_batch = 0, .transfers = {{.bytes = 8}}, .peer = 1},
+                     {.kind = ActionKind::kWait, .awaits = 1}};
+  const Work one{TimeCause::kProducts, 1.0};
+  const ActionCosts costs{.work = {{{one}, {}, {}}}};
+  const StepTime time = time_of_programs({program}, {costs},
+                                         {.transfer_s = [](const Transfer&) { return 0.5; }, .beside = true});
+  EXPECT_DOUBLE_EQ(time.seconds, 1.5);
+  EXPECT_DOUBLE_EQ(time.ranks[0][TimeCause::kStages], 0.5);
+}
+
 TEST(StepTime, OfImagesIsRefused) {
   const Config config = load({.overrides = {"model.preset=resnet18-cifar"}}, Environment()).config;
   EXPECT_THROW(step_time(config, 1, Device::kCpu, usual_rates(Device::kCpu)), ConfigError);

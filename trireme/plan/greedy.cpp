@@ -137,8 +137,8 @@ Schedule greedy_schedule(const PipelineShape& shape, Placement placement, const 
                     : placement == Placement::kV  ? 2 * shape.ranks
                                                   : shape.ranks;
   schedule.micro_batches = shape.micro_batches;
-  schedule.ranks.resize(static_cast<size_t>(shape.ranks));
   check_size(schedule.stages, schedule.micro_batches);
+  schedule.ranks.resize(static_cast<size_t>(shape.ranks));
   return scheduled_in_time<GreedyRank>(schedule, costs);
 }
 
