@@ -48,7 +48,28 @@ TEST(Store, CommitsNothingThatNobodyCouldRead) {
   const std::string state = fmt::format(R"({{"long":"{}"}})", std::string(kMaxJsonBytes, 'x'));
   const std::string message = message_of<EnvironmentError>(
       [&] { store.commit({.temporary = temporary, .step = 1, .ranks = kFour.ranks(), .state = state}); });
-  EXPECT_NE(message.find("state.json"), std::string::npos) << message;
+  EXPECT_NE(message.find("state.json would have"), std::string::npos) << message;
+  EXPECT_FALSE(store.folder().has("step-00000001"));
+}
+
+/// What each rank reports is short enough, and all of it together is not.
+TEST(Store, CommitsNoIndexThatNobodyCouldRead) {
+  const Scratch scratch;
+  Store store(scratch.path("checkpoints"));
+  const std::string temporary = temporary_name(1, store.generation(), 1);
+  const Folder folder = store.begin(temporary);
+  for (int64_t rank = 0; rank < 2; ++rank) {
+    const ShardSpec spec{.rank = rank,
+                         .step = 1,
+                         .generation = store.generation(),
+                         .pieces = {},
+                         .metadata = {{std::to_string(rank), std::string(kMaxJsonBytes / 2, 'x')}},
+                         .state = {}};
+    write_shard(folder, spec, [](size_t) { return nullptr; });
+  }
+  const std::string message = message_of<EnvironmentError>(
+      [&] { store.commit({.temporary = temporary, .step = 1, .ranks = 2, .state = "{}"}); });
+  EXPECT_NE(message.find("index.json would have"), std::string::npos) << message;
   EXPECT_FALSE(store.folder().has("step-00000001"));
 }
 
