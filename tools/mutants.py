@@ -85,17 +85,18 @@ def faults_of_line(line: str) -> Iterator[tuple[str, str]]:
     """(kind, the line with the fault) for each that this line can have."""
     if SKIPPED.search(line):
         return
-    for found in COMPARISON.finditer(line):
+    code = line.partition(" //")[0]
+    for found in COMPARISON.finditer(code):
         yield "comparison", replaced(line, *found.span(1), COMPARISONS[found.group(1)])
-    for found in NUMBER.finditer(line):
+    for found in NUMBER.finditer(code):
         yield "off by one", replaced(line, *found.span(1), str(int(found.group(1)) + 1))
-    for found in TERM.finditer(line):
+    for found in TERM.finditer(code):
         yield "dropped term", replaced(line, *found.span(), "")
     for word, other in TURNED.items():
         pattern = rf"\b{word}\b" if word[0].isalpha() else re.escape(word)
-        found = list(re.finditer(pattern, line))
+        found = list(re.finditer(pattern, code))
         if word in ("&&", "||") and len(found) > 1:  # && beside || is a warning
-            yield "turned round", re.sub(pattern, other, line)
+            yield "turned round", re.sub(pattern, other, code) + line[len(code):]
             continue
         for one in found:
             yield "turned round", replaced(line, *one.span(), other)

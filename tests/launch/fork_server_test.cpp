@@ -64,6 +64,19 @@ TEST(ForkServer, EnvironmentsOfAnySizeReachEveryRank) {
   }
 }
 
+TEST(ForkServer, DescriptorsHaveTheirNumbersInEveryRank) {
+  const TempDir dir;
+  const LocalJob job = forked_job(dir, 2, {"env=TRIREME_FLIGHT_FD", "fds"});
+  ASSERT_EQ(run(job).code, 0);
+  const auto holds = [](const std::string& open, const std::string& variable) {
+    return (open + " ").find(" " + variable.substr(variable.find('=') + 1) + " ") != std::string::npos;
+  };
+  for (const std::string& text : lines_by_rank(job, dir)) {
+    const std::vector<std::string> lines = lines_of(text);
+    EXPECT_TRUE(holds(lines.at(1), lines.at(0))) << text;
+  }
+}
+
 TEST(ForkServer, AProgramWithThreadsIsLoadedByEachRank) {
   const TempDir dir;
   const LocalJob job = forked_job(dir, 3, {"thread-first", "loaded-by"});

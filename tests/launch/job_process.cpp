@@ -123,6 +123,15 @@ bool ends_within(pid_t pid, double seconds) {
   });
 }
 
+size_t bytes_until_end(const Descriptor& pipe) {
+  ::fcntl(pipe.get(), F_SETFL, 0);
+  size_t total = 0;
+  char buffer[1 << 16];
+  for (ssize_t count; (count = ::read(pipe.get(), buffer, sizeof buffer)) > 0;)
+    total += static_cast<size_t>(count);
+  return total;
+}
+
 std::vector<std::string> lines_of(const std::string& text) {
   std::vector<std::string> lines = split(text, '\n');
   if (!lines.empty() && lines.back().empty()) lines.pop_back();

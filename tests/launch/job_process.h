@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "trireme/base/descriptor.h"
 #include "trireme/launch/local.h"
 
 namespace trireme::launch {
@@ -58,6 +59,9 @@ pid_t wait_for_pid_file(const std::string& path);
 
 /// Whether the process has ended, or does within `seconds`. A zombie counts as ended.
 bool ends_within(pid_t pid, double seconds);
+
+/// Reads a pipe of make_pipe() until all its writers have closed it; how many bytes came.
+size_t bytes_until_end(const Descriptor& pipe);
 
 std::vector<std::string> lines_of(const std::string& text);
 

@@ -132,6 +132,31 @@ TEST(LineMerger, KeepsTheOrderOfFirstArrival) {
   EXPECT_EQ(shown, (Lines{"c (x2 ranks)", "a (x2 ranks)", "b (x2 ranks)"}));
 }
 
+TEST(LineMerger, ShowsWhatCameBeforeTheLastLineOfARank) {
+  Lines shown;
+  LineMerger merger(0.2);
+  merger.add(0, "a", 0.0);
+  merger.add(1, "b", 0.0);
+  merger.add(2, "c", 0.0);
+  merger.take_through(1, into(shown));
+  EXPECT_EQ(shown, (Lines{"a", "[r1] b"}));
+  merger.take_through(0, into(shown));
+  EXPECT_EQ(shown, (Lines{"a", "[r1] b"})) << "none of rank 0 is held";
+  merger.take_through(2, into(shown));
+  EXPECT_EQ(shown, (Lines{"a", "[r1] b", "[r2] c"}));
+}
+
+TEST(LineMerger, DropsLinesThatNoneOfTheRanksWrote) {
+  Lines shown;
+  LineMerger merger(0.2);
+  for (int64_t rank : {0, 1}) merger.add(rank, "shared", 0.0);
+  merger.add(0, "a", 0.0);
+  merger.add(2, "c", 0.0);
+  merger.drop_others({1, 2});
+  merger.take_all(into(shown));
+  EXPECT_EQ(shown, (Lines{"shared (x2 ranks)", "[r2] c"}));
+}
+
 TEST(LineMerger, DoesNotHoldMoreThanItsLimit) {
   Lines shown;
   LineMerger merger(1e9);

@@ -113,8 +113,10 @@ TEST(LocalFailure, ARankThatTheKernelKilledForWantOfMemoryIsOutOfMemory) {
   const TempDir dir;
   const std::string counters = dir.file("vmstat");
   write_file_atomic(counters, "pgfault 17\noom_kill 3\n");
-  LocalJob job = explaining(child_job(
-      2, {"1:write=" + counters + " oom_kill 4", "1:kill=9", "sleep=1.5", "err=error: lost", "exit=5"}));
+  // Lines of output make the launcher look around while the process takes its time to die.
+  LocalJob job =
+      explaining(child_job(2, {"1:write=" + counters + " oom_kill 4", "1:err=one", "1:sleep=0.3", "1:err=two",
+                               "1:sleep=0.3", "1:kill=9", "sleep=1.5", "err=error: lost", "exit=5"}));
   job.kernel_counters = counters;
   job.memory_advice = [] { return "Try a smaller model"; };
   const Outcome outcome = run(job);

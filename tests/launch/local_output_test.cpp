@@ -148,13 +148,7 @@ TEST(LocalOutput, NothingIsLostWhenTheReaderIsSlow) {
   JobProcess process(job, -1, slow.write.get());
   slow.write.close();
   ::usleep(200'000);
-  ::fcntl(slow.read.get(), F_SETFL, 0);
-  size_t total = 0;
-  char buffer[1 << 16];
-  for (ssize_t count; (count = ::read(slow.read.get(), buffer, sizeof buffer)) > 0;) {
-    total += static_cast<size_t>(count);
-  }
-  EXPECT_EQ(total, 2'000'000U);
+  EXPECT_EQ(bytes_until_end(slow.read), 2'000'000U);
   EXPECT_EQ(process.wait().code, 0);
 }
 
@@ -191,6 +185,12 @@ TEST(LocalOutput, ALineOfAnotherRankClearsTheBarAndSparesOtherText) {
             "\r10%\r\x1b[K[r1] hello\r\n");
   EXPECT_EQ(on_terminal(child_job(2, {"0:raw-err=thinking", "0:sleep=0.6", "1:sleep=0.1", "1:err=hello"})),
             "thinking\r\n[r1] hello\r\n");
+}
+
+TEST(LocalOutput, TextBehindABarThatWasClearedIsNoBar) {
+  EXPECT_EQ(on_terminal(child_job(2, {"0:raw-err=\r10%", "0:sleep=0.8", "0:raw-err=thinking", "0:sleep=0.8",
+                                      "1:sleep=0.2", "1:err=hello", "1:sleep=0.8", "1:err=again"})),
+            "\r10%\r\x1b[K[r1] hello\r\nthinking\r\n[r1] again\r\n");
 }
 
 TEST(LocalOutput, RankZeroAloneSeesTheTerminalAndItsWidthAsItIsNow) {

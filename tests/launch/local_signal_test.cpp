@@ -7,6 +7,7 @@
 
 #include "tests/launch/job_process.h"
 #include "trireme/base/file.h"
+#include "trireme/launch/pipe.h"
 
 namespace trireme::launch {
 namespace {
@@ -176,6 +177,19 @@ TEST_F(LocalSignal, AReaderThatStallsDoesNotKeepAJobThatWasToldToStop) {
   EXPECT_NE(process.wait().code, 0);
   ::close(pipe_ends[0]);
   ::close(pipe_ends[1]);
+}
+
+TEST_F(LocalSignal, AReaderThatIsSlowGetsAllOfAJobThatWasToldToStop) {
+  Pipe slow = make_pipe();
+  // Less than all buffers on the way hold, and more than the pipe.
+  const LocalJob job = job_of(1, {"trap=TERM 75", "flood=300000"}, {"sleep=30"});
+  JobProcess process(job, -1, slow.write.get());
+  slow.write.close();
+  wait_for_ranks(job);
+  process.signal(SIGTERM);
+  ::usleep(500'000);
+  EXPECT_GE(bytes_until_end(slow.read), 300'000U);
+  EXPECT_EQ(process.wait().code, 75);
 }
 
 TEST_F(LocalSignal, ASecondInterruptKills) {

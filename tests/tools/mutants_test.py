@@ -55,6 +55,11 @@ class Faults(unittest.TestCase):
     def test_all_and_of_a_line_are_turned_round(self):
         self.assertEqual(list(mutants.faults_of_line("  return a && b && c;")), [("turned round", "  return a || b || c;")])
 
+    def test_comments_have_no_faults(self):
+        self.assertEqual(list(mutants.faults_of_line("  x = a && b && c;  // 1 && 2")),
+                         [("turned round", "  x = a || b || c;  // 1 && 2")])
+        self.assertEqual(list(mutants.faults_of_line("  x = y;  // npos + 1 is 0, and 1 < 2")), [])
+
     def test_what_needs_no_order_keeps_it(self):
         self.assertFalse(mutants.may_change_places("  a.x = b;", "  a.y = b;"))
         self.assertFalse(mutants.may_change_places("  a += b;", "  a += c;"))
