@@ -161,8 +161,14 @@ int64_t train_as_peft(const std::string& folder, const std::shared_ptr<comm::Wor
     EXPECT_LE(test::relative_error(value + (theirs - wanted), theirs), 1e-4) << folder << " " << name;
     ++trained;
   });
-  train::save_adapter(*mesh.all, train::adapted_model(engine, config, facts), folder + "/exported",
-                      "fp32 of transformers");
+  parallel::DataParallel::Weights weights(engine);
+  const train::AdaptedModel adapted{
+      .config = config,
+      .facts = facts,
+      .visit_frozen = [&](const train::AdaptedModel::Body& body) { engine.visit_frozen(body); },
+      .visit_trained = [&](const train::AdaptedModel::Body& body) { engine.visit_weights(body); },
+      .trained = [&](const std::string& name) { return weights.whole(name); }};
+  train::save_adapter(*mesh.all, adapted, folder + "/exported", "fp32 of transformers");
   return trained;
 }
 

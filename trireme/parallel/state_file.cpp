@@ -12,8 +12,6 @@
 #include "trireme/base/error.h"
 #include "trireme/base/error_of.h"
 #include "trireme/base/file.h"
-#include "trireme/base/hash.h"
-#include "trireme/base/heartbeat.h"
 #include "trireme/checkpoint/safetensors.h"
 #include "trireme/comm/agree.h"
 #include "trireme/nn/torch_internals.h"
@@ -203,18 +201,6 @@ void load_frozen(DataParallel& engine, const std::string& path, const LoadOption
   });
   comm::throw_together(*engine.mesh().stage, error, "parallel.state_file");
   engine.load_frozen(values_of(*reader));
-}
-
-std::string frozen_digest(DataParallel& engine, const std::vector<std::string>& names, at::ScalarType dtype) {
-  const at::NoGradGuard no_grad;
-  DataParallel::Weights weights(engine);
-  StreamingHash hash;
-  for (const std::string& name : names) {
-    beat();
-    const at::Tensor whole = weights.whole(name).to(dtype);
-    hash.update(whole.data_ptr(), whole.nbytes());
-  }
-  return hex64(hash.digest());
 }
 
 void save_weights(comm::Group& all, const TensorInfos& infos, const WeightVisit& visit,

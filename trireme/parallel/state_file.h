@@ -39,10 +39,6 @@ void save_weights(DataParallel& engine, const std::string& path, const Notes& no
 /// Parameters that are frozen for good take the values of `path`, which must have all of them, in any dtype.
 /// Collective. Throws as load_weights().
 void load_frozen(DataParallel& engine, const std::string& path, const LoadOptions& options = {});
-/// A hash of the values of those that are frozen for good, `names` in this order, by which two runs know
-/// whether they stand on the same ones: it depends on the dtype, that of computation, and on no mesh.
-/// Collective.
-std::string frozen_digest(DataParallel& engine, const std::vector<std::string>& names, at::ScalarType dtype);
 
 /// Calls its argument with one weight after the other, on rank 0.
 using WeightVisit =

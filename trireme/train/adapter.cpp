@@ -57,16 +57,6 @@ parallel::TensorInfos infos_of(const plan::ModelFacts& facts, bool frozen, const
 
 }  // namespace
 
-AdaptedModel adapted_model(parallel::DataParallel& engine, const plan::ModelConfig& config,
-                           const plan::ModelFacts& facts) {
-  const auto weights = std::make_shared<parallel::DataParallel::Weights>(engine);
-  return {.config = config,
-          .facts = facts,
-          .visit_frozen = [&engine](const AdaptedModel::Body& body) { engine.visit_frozen(body); },
-          .visit_trained = [&engine](const AdaptedModel::Body& body) { engine.visit_weights(body); },
-          .trained = [weights](const std::string& name) { return weights->whole(name); }};
-}
-
 void save_merged(comm::Group& all, const AdaptedModel& model, const std::string& path,
                  const parallel::Notes& notes) {
   const parallel::TensorInfos adapters = infos_of(model.facts, /*frozen=*/false);

@@ -28,10 +28,6 @@ struct AdaptedModel {
   std::function<at::Tensor(const std::string& name)> trained;
 };
 
-/// The model of an engine that has all of it; what is given outlives it.
-AdaptedModel adapted_model(parallel::DataParallel& engine, const plan::ModelConfig& config,
-                           const plan::ModelFacts& facts);
-
 /// Rank 0 writes the weights of the model without adapters that computes the same, in fp32: of each adapted
 /// layer W + alpha / rank B A, with rows of the lengths of DoRA. Collective; throws EnvironmentError on every
 /// rank when it cannot.

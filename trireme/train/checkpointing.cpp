@@ -39,12 +39,12 @@ struct MyPiece {
 
 using PieceBody = std::function<void(const MyPiece&)>;
 
-/// What this rank writes of a part: its share of what it holds.
-void visit_pieces(const TrainedModel::Part& part, const PieceBody& body) {
+/// What this rank writes of a stage: its share of what it holds.
+void visit_pieces(const TrainedStage& stage, const PieceBody& body) {
   using parallel::HeldBy;
-  const auto [replica, replicas] = part.engine->replica();
-  parallel::visit_sharded_state(*part.engine, *part.optimizer, [&](const parallel::StatePiece& piece) {
-    if (piece.held_by == HeldBy::kAllRanks && part.engine->mesh().dp->rank() != 0) return;
+  const auto [replica, replicas] = stage.engine->replica();
+  parallel::visit_sharded_state(*stage.engine, *stage.optimizer, [&](const parallel::StatePiece& piece) {
+    if (piece.held_by == HeldBy::kAllRanks && stage.engine->mesh().dp->rank() != 0) return;
     plan::Region region = piece.region;
     if (piece.held_by == HeldBy::kReplicas) region = plan::share_of(region, replica, replicas);
     if (region.numel() == 0) return;
@@ -56,12 +56,12 @@ void visit_pieces(const TrainedModel::Part& part, const PieceBody& body) {
 }
 
 void visit_pieces(const TrainedModel& model, const PieceBody& body) {
-  for (const TrainedModel::Part& part : model.parts()) visit_pieces(part, body);
+  for (const TrainedStage& stage : model.stages()) visit_pieces(stage, body);
 }
 
 std::map<std::string, std::string> metadata_of(const TrainedModel& model) {
   std::map<std::string, std::string> all;
-  for (const TrainedModel::Part& part : model.parts()) all.merge(parallel::state_metadata(*part.engine));
+  for (const TrainedStage& stage : model.stages()) all.merge(parallel::state_metadata(*stage.engine));
   return all;
 }
 
@@ -177,11 +177,10 @@ Checkpointing::Resumed Checkpointing::resume_from(const std::string& path) {
   together([&] { run.emplace(checkpoint::Checkpoint(path).state(), path); });
   run->check(parts_);
   run->keep_steps(parts_);
-  // A stage leaves to others what is theirs; that all together are the checkpoint's model says the config.
-  const bool staged = config_.parallel.pp > 1;
+  // That all stages together are the checkpoint's model says the config.
   together([&] {
-    for (const TrainedModel::Part& part : parts_.model->parts())
-      parallel::load_state(*part.engine, *part.optimizer, path, {.unexpected = staged});
+    for (const TrainedStage& stage : parts_.model->stages())
+      parallel::load_state(*stage.engine, *stage.optimizer, path, parts_.model->load_options());
   });
   return restore(*run, path);
 }

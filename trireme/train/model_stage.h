@@ -29,8 +29,6 @@ class ModelStage : public torch::nn::Module {
   /// CPU.
   ModelStage(const plan::ModelConfig& config, plan::UnitRange range,
              std::shared_ptr<nn::Model> model = nullptr, plan::TensorSplit split = {});
-  void set_joint(nn::JointPtr joint) { model_->set_joint(std::move(joint)); }
-  void set_context(nn::ContextPtr context) { model_->set_context(std::move(context)); }
   /// Documents of the micro-batch whose forward pass comes next; backward remembers them.
   void set_documents(nn::Documents documents) { documents_ = std::move(documents); }
 

@@ -74,7 +74,8 @@ Parts::Parts(const TrainOptions& run, std::shared_ptr<comm::World> joined, bool 
   run_on(runs_on);
   if (is_root()) warn_of_data();
   open_feed(0);
-  model = make_trained_model({config, facts, held, batch, mesh, records_passes, &program.metrics});
+  model = std::make_unique<TrainedModel>(
+      ModelSetup{config, facts, held, batch, mesh, records_passes, &program.metrics});
 }
 
 void Parts::run_on(bool over_epochs) {

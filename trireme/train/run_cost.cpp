@@ -41,7 +41,7 @@ RunCost run_cost(const Parts& parts, const MeasuredCost& measured) {
   const auto ranks =
       comm::gather_scalars(*parts.mesh.all, {static_cast<double>(measured.wire_bytes),
                                              static_cast<double>(cost.predicted_wire_bytes.value_or(0)),
-                                             static_cast<double>(parts.model->activation_bytes())});
+                                             static_cast<double>(parts.model->passes().activation_bytes())});
   const auto largest = [&](size_t place) {
     const auto rank = std::ranges::max_element(ranks, {}, [&](const auto& row) { return row[place]; });
     return static_cast<int64_t>((*rank)[place]);

@@ -44,7 +44,7 @@ StepsUnderWay::Step StepsUnderWay::begin(int64_t index) {
     model_.take_times();  // of the update before the pause
   }
   model_.measure(agenda_.times_communication(index));
-  model_.measure_activations(agenda_.measures_activations(index));
+  model_.passes().measure_activations(agenda_.measures_activations(index));
   sent_.begin_step();
   return {.index = index,
           .lr = optim::learning_rate(config_.optim, index, config_.train.steps),
@@ -56,9 +56,9 @@ void StepsUnderWay::end(Step&& step) {
   sent_.end_step(index);
   model_.measure(false);
   under_way_.push_back(std::move(step));
-  if (index == plan::kStepsBeforeRecording + 1 && model_.recorded_passes() > 0 && parts_.options.announce) {
+  if (index == plan::kStepsBeforeRecording + 1 && model_.passes().recorded() > 0 && parts_.options.announce) {
     log_info("graphs  {} kinds of pass are recorded as CUDA graphs and replayed from now on",
-             model_.recorded_passes());
+             model_.passes().recorded());
   }
 }
 

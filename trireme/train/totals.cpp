@@ -52,7 +52,7 @@ at::Tensor gather_totals(const Parts& parts, const at::Tensor& loss) {
       at::kDouble);
   if (parts.on_gpu()) host = host.pin_memory();  // else the copy would wait for the device
   const at::Tensor mine = at::cat({loss.reshape({1}), host.to(parts.world->device(), /*non_blocking=*/true),
-                                   parts.model->grad_squares(), parts.model->unit_grad_squares()});
+                                   parts.model->grad_squares()});
   return comm::gather_rows(*parts.mesh.all, mine);
 }
 

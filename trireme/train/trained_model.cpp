@@ -2,150 +2,29 @@
 
 #include <ATen/ATen.h>
 
-#include "trireme/base/error.h"
-#include "trireme/nn/loss.h"
-#include "trireme/nn/top_k.h"
-#include "trireme/parallel/tensor_joint.h"
-#include "trireme/plan/memory.h"
+#include <optional>
+
+#include "trireme/nn/language_model.h"
+#include "trireme/parallel/wrap.h"
+#include "trireme/plan/model_family.h"
 #include "trireme/plan/tensor_split.h"
 #include "trireme/tensor/redistribute.h"
-#include "trireme/train/program_call.h"
-#include "trireme/train/staged_model.h"
-#include "trireme/train/whole_model.h"
+#include "trireme/train/staged_passes.h"
+#include "trireme/train/whole_passes.h"
 
 namespace trireme::train {
+namespace {
 
-Scores score_images(const at::Tensor& logits, const at::Tensor& targets) {
-  const auto number = [](const at::Tensor& scalar) { return scalar.to(at::kDouble).item<double>(); };
-  const auto rows = static_cast<double>(logits.size(0));
-  return {.rows = rows,
-          .loss = rows * number(nn::cross_entropy(logits.to(at::kFloat), targets)),
-          .top1 = number(nn::top_k_hits(logits, targets, 1)),
-          .top5 = number(nn::top_k_hits(logits, targets, 5))};
-}
-
-TrainedModel::TrainedModel(const ModelSetup& setup)
-    : model_config_(setup.config.model),
-      facts_of_all_(setup.facts),
-      metrics_(setup.metrics != nullptr ? *setup.metrics : std::vector<Metric>()),
-      all_ranks_(setup.mesh.all) {
+std::unique_ptr<nn::Fp8History> make_history(const ModelSetup& setup) {
   const plan::Fp8Config& fp8 = setup.config.precision.fp8;
-  if (fp8.recipe == plan::Fp8::kOff || fp8.scales != plan::Fp8Scales::kDelayed) return;
-  fp8_history_ =
-      std::make_unique<nn::Fp8History>(setup.config.model.n_layers, fp8.history, setup.mesh.world->device());
+  if (fp8.recipe == plan::Fp8::kOff || fp8.scales != plan::Fp8Scales::kDelayed) return nullptr;
+  return std::make_unique<nn::Fp8History>(setup.config.model.n_layers, fp8.history,
+                                          setup.mesh.world->device());
 }
 
-std::vector<double> TrainedModel::own_sums(const at::Tensor& logits, const at::Tensor& targets) const {
-  std::vector<double> all;
-  for (const Metric& metric : metrics_) {
-    const std::vector<double> sums =
-        call_of_program([&] { return metric.add(logits, targets); }, "add() of the metric '{}'", metric.name);
-    if (std::ssize(sums) != metric.sums) {
-      throw ConfigError("[train.program] add() of the metric '{}' has given {} sums instead of {}",
-                        metric.name, sums.size(), metric.sums);
-    }
-    all.insert(all.end(), sums.begin(), sums.end());
-  }
-  return all;
-}
-
-/// Ranks of a pipeline have seen nothing of the blocks of others.
-void TrainedModel::end_fp8_step() {
-  if (!fp8_history_) return;
-  at::Tensor seen = fp8_history_->seen();
-  if (all_ranks_->size() > 1) seen.copy_(comm::gather_rows(*all_ranks_, seen).amax(0));
-  fp8_history_->end_step();
-}
-
-std::string TrainedModel::nonfinite_parameter() const {
-  for (const Part& part : parts_) {
-    if (std::string name = part.engine->nonfinite_parameter(); !name.empty()) return name;
-  }
-  return {};
-}
-
-void TrainedModel::step(double lr, const optim::GradScale& scale) {
-  for (const Part& part : parts_) {
-    part.optimizer->set_lr(lr);
-    part.engine->step_scaled(*part.optimizer, scale);
-  }
-  end_fp8_step();
-}
-
-void TrainedModel::skip_step() {
-  for (const Part& part : parts_) part.engine->skip_step();
-  end_fp8_step();
-}
-
-void TrainedModel::measure(bool on) {
-  for (const Part& part : parts_) part.engine->measure(on);
-}
-
-parallel::CommTimes TrainedModel::take_times() {
-  parallel::CommTimes times;
-  for (const Part& part : parts_) times += part.engine->take_times();
-  return times;
-}
-
-plan::StateBytes TrainedModel::state_bytes() const {
-  plan::StateBytes bytes;
-  for (const Part& part : parts_) {
-    bytes += part.engine->state_bytes();
-    bytes.optimizer += part.optimizer->state_bytes();
-  }
-  return bytes;
-}
-
-/// Engines of one rank share their groups.
-int64_t TrainedModel::symmetric_bytes() const {
-  return parts_.empty() ? 0 : parts_.front().engine->symmetric_bytes();
-}
-
-void TrainedModel::average_parameters() {
-  for (const Part& part : parts_) part.engine->average_parameters();
-}
-
-void TrainedModel::swap_averages() {
-  for (const Part& part : parts_) part.engine->swap_averages(*part.optimizer);
-}
-
-void TrainedModel::load_weights(const std::string& path, bool stages) {
-  for (const Part& part : parts_) parallel::load_weights(*part.engine, path, {.unexpected = stages});
-}
-
-void TrainedModel::load_base(const std::string& path, bool stages) {
-  for (const Part& part : parts_) parallel::load_frozen(*part.engine, path, {.unexpected = stages});
-}
-
-void TrainedModel::load_adapter(const std::string& folder, const std::string& base) {
-  std::vector<std::shared_ptr<parallel::DataParallel>> engines;
-  for (const Part& part : parts_) engines.push_back(part.engine);
-  train::load_adapter(*all_ranks_, engines, model_config_, facts_of_all_, folder, base);
-}
-
-void TrainedModel::save_adapter(const std::string& folder, const std::string& base) {
-  train::save_adapter(*all_ranks_, adapted(), folder, base);
-}
-
-nn::JointPtr joint_of(const plan::ModelConfig& model, const comm::Mesh& mesh) {
-  if (mesh.tp->size() == 1) return nullptr;
-  return parallel::make_joint(mesh, plan::split_vocabulary(model, mesh.tp->size()));
-}
-
-nn::ContextPtr context_of(const plan::Config& config, const comm::Mesh& mesh) {
-  if (mesh.cp->size() == 1) return nullptr;
-  return parallel::make_context(mesh, plan::token_split(config, mesh.cp_rank), config.parallel.overlap);
-}
-
-at::Tensor logits_of_all(const at::Tensor& logits, const plan::TokenSplit& tokens, const comm::Mesh& mesh) {
-  const at::Tensor all = tensor::redistribute(logits, plan::TensorPlacement::shard(1),
-                                              plan::TensorPlacement::replicate(), *mesh.cp);
-  return nn::in_order(all, tokens);
-}
-
-at::Tensor sum_over_stage(const parallel::DataParallel& engine, const at::Tensor& by_rank,
-                          const plan::MeshShape& mesh) {
-  const int64_t tp = mesh.size(plan::Axis::kTp);
+/// The sum of one number for each rank of a stage, in the order of their ranks, over its data-parallel ranks
+/// as its engine has it (DataParallel::sum_over_ranks), then over those along tp.
+at::Tensor sum_over_stage(const parallel::DataParallel& engine, const at::Tensor& by_rank, int64_t tp) {
   if (tp == 1) return engine.sum_over_ranks(by_rank);
   const at::Tensor by_place = by_rank.view({-1, tp});
   at::Tensor sum = at::zeros({}, by_rank.options());
@@ -154,9 +33,7 @@ at::Tensor sum_over_stage(const parallel::DataParallel& engine, const at::Tensor
   return sum;
 }
 
-double sum_over_stage(const parallel::DataParallel& engine, const std::vector<double>& by_rank,
-                      const plan::MeshShape& mesh) {
-  const auto tp = static_cast<size_t>(mesh.size(plan::Axis::kTp));
+double sum_over_stage(const parallel::DataParallel& engine, const std::vector<double>& by_rank, size_t tp) {
   double sum = 0.0;
   for (size_t rank = 0; rank < tp; ++rank) {
     std::vector<double> of_place;
@@ -166,16 +43,188 @@ double sum_over_stage(const parallel::DataParallel& engine, const std::vector<do
   return sum;
 }
 
-plan::StepProgram given_program(const ModelSetup& setup) {
-  const plan::Device device = setup.mesh.world->device().is_cpu() ? plan::Device::kCpu : plan::Device::kCuda;
-  const plan::EngineSetting setting =
-      plan::engine_setting(setup.config, setup.mesh.shape, setup.batch.accumulation, device);
-  return plan::config_program(setup.config, setup.held, setup.batch, setting, setup.mesh.pp_rank);
+}  // namespace
+
+TrainedModel::TrainedModel(const ModelSetup& setup)
+    : config_(setup.config),
+      facts_(setup.facts),
+      mesh_(setup.mesh),
+      metrics_(setup.metrics != nullptr ? *setup.metrics : std::vector<Metric>()),
+      plan_(plan_stages(setup.config, setup.facts, setup.held, setup.batch)),
+      fp8_history_(make_history(setup)) {
+  if (in_one_piece()) {
+    passes_ = std::make_unique<WholePasses>(setup, fp8_history(), stages_);
+  } else {
+    passes_ = std::make_unique<StagedPasses>(setup, *plan_.pipeline, fp8_history(), stages_);
+  }
+  for (TrainedStage& stage : stages_)
+    stage.optimizer = optim::build(config_.optim, stage.engine->optimizer_params());
 }
 
-std::unique_ptr<TrainedModel> make_trained_model(const ModelSetup& setup) {
-  if (setup.config.parallel.pp > 1) return std::make_unique<StagedModel>(setup);
-  return std::make_unique<WholeModel>(setup);
+/// The first rank of each pipeline counts its losses, and the first of those along tp.
+at::Tensor TrainedModel::run_passes(const std::function<data::Batch()>& next, double scale) {
+  const at::Tensor loss = passes_->run(next, scale);
+  return mesh_.pp_rank == 0 && mesh_.tp_rank == 0 ? loss : at::zeros_like(loss);
+}
+
+/// The copies of a stage that two ranks have are parts of one gradient.
+at::Tensor TrainedModel::grad_squares() const {
+  const int64_t stages = plan_.stages();
+  at::Tensor squares = at::zeros({stages + std::ssize(plan_.units)},
+                                 at::TensorOptions().device(mesh_.world->device()).dtype(at::kDouble));
+  for (const TrainedStage& stage : stages_) {
+    const at::Tensor by_unit = stage.engine->unit_grad_squares();
+    const int64_t first = stages + plan_.first_unit[static_cast<size_t>(stage.index)];
+    squares[stage.index].copy_(by_unit.sum());
+    squares.narrow(0, first, by_unit.numel()).copy_(by_unit);
+  }
+  return squares;
+}
+
+at::Tensor TrainedModel::sum_over_ranks(const at::Tensor& squares) const {
+  const int64_t ranks = mesh_.stage->size(), tp = mesh_.tp->size();
+  at::Tensor sum;
+  for (int64_t stage = 0; stage < plan_.stages(); ++stage) {
+    std::vector<at::Tensor> by_rank;
+    for (const int64_t pp_rank : plan_.holders[static_cast<size_t>(stage)])
+      by_rank.push_back(squares.select(1, stage).narrow(0, pp_rank * ranks, ranks));
+    const at::Tensor of_stage =
+        sum_over_stage(engine(), by_rank.size() == 1 ? by_rank.front() : at::cat(by_rank), tp);
+    sum = sum.defined() ? sum + of_stage : of_stage;
+  }
+  return sum;
+}
+
+double TrainedModel::sum_over_ranks(const std::vector<std::vector<double>>& squares) const {
+  const int64_t ranks = mesh_.stage->size();
+  double sum = 0.0;
+  for (size_t stage = 0; stage < plan_.holders.size(); ++stage) {
+    std::vector<double> by_rank;
+    for (const int64_t pp_rank : plan_.holders[stage]) {
+      for (int64_t rank = pp_rank * ranks; rank < (pp_rank + 1) * ranks; ++rank)
+        by_rank.push_back(squares[static_cast<size_t>(rank)][stage]);
+    }
+    sum += sum_over_stage(engine(), by_rank, static_cast<size_t>(mesh_.tp->size()));
+  }
+  return sum;
+}
+
+std::string TrainedModel::nonfinite_parameter() const {
+  for (const TrainedStage& stage : stages_) {
+    if (std::string name = stage.engine->nonfinite_parameter(); !name.empty()) return name;
+  }
+  return {};
+}
+
+void TrainedModel::step(double lr, const optim::GradScale& scale) {
+  for (const TrainedStage& stage : stages_) {
+    stage.optimizer->set_lr(lr);
+    stage.engine->step_scaled(*stage.optimizer, scale);
+  }
+  end_fp8_step();
+}
+
+void TrainedModel::skip_step() {
+  for (const TrainedStage& stage : stages_) stage.engine->skip_step();
+  end_fp8_step();
+}
+
+/// Ranks of a pipeline have seen nothing of the blocks of others.
+void TrainedModel::end_fp8_step() {
+  if (!fp8_history_) return;
+  at::Tensor seen = fp8_history_->seen();
+  if (mesh_.all->size() > 1) seen.copy_(comm::gather_rows(*mesh_.all, seen).amax(0));
+  fp8_history_->end_step();
+}
+
+int64_t TrainedModel::sent_bytes() const {
+  const int64_t between_stages = passes_->sent_bytes();
+  return engine().sent_bytes() + between_stages;
+}
+
+void TrainedModel::measure(bool on) {
+  for (const TrainedStage& stage : stages_) stage.engine->measure(on);
+}
+
+parallel::CommTimes TrainedModel::take_times() {
+  parallel::CommTimes times;
+  for (const TrainedStage& stage : stages_) times += stage.engine->take_times();
+  return times;
+}
+
+plan::StateBytes TrainedModel::state_bytes() const {
+  plan::StateBytes bytes;
+  for (const TrainedStage& stage : stages_) {
+    bytes += stage.engine->state_bytes();
+    bytes.optimizer += stage.optimizer->state_bytes();
+  }
+  return bytes;
+}
+
+/// Stages share no buffers, so each follows the first of its data-parallel ranks.
+void TrainedModel::sync_buffers() {
+  if (!plan::reads_images(config_.model.family)) return;
+  for (const TrainedStage& stage : stages_) parallel::sync_buffers(*stage.module, stage.engine->mesh());
+}
+
+namespace {
+
+/// Modules without dropout, for a while.
+class Evaluating {
+ public:
+  explicit Evaluating(const std::vector<TrainedStage>& stages) : stages_(stages) { set_training(false); }
+  ~Evaluating() { set_training(true); }
+  Evaluating(const Evaluating&) = delete;
+  Evaluating& operator=(const Evaluating&) = delete;
+
+ private:
+  void set_training(bool on) {
+    for (const TrainedStage& stage : stages_) stage.module->train(on);
+  }
+
+  const std::vector<TrainedStage>& stages_;
+};
+
+/// Logits (1, T / n, V) of the tokens of each rank along cp -> those of all, (1, T, V). Collective over them.
+at::Tensor logits_of_all(const at::Tensor& logits, const plan::TokenSplit& tokens, const comm::Mesh& mesh) {
+  const at::Tensor all = tensor::redistribute(logits, plan::TensorPlacement::shard(1),
+                                              plan::TensorPlacement::replicate(), *mesh.cp);
+  return nn::in_order(all, tokens);
+}
+
+}  // namespace
+
+Scores TrainedModel::evaluate(const std::vector<data::Batch>& batches, Guesses* guesses) {
+  const at::NoGradGuard no_grad;
+  const Evaluating evaluating(stages_);
+  return passes_->evaluate(batches, metrics_, guesses);
+}
+
+/// (1, T) tokens -> (V) logits for the next one, fp32 on the CPU of every rank.
+at::Tensor TrainedModel::next_logits(const at::Tensor& tokens) {
+  const plan::TokenSplit split = plan::token_split(config_, mesh_.cp_rank);
+  const at::Tensor mine = nn::tokens_of(padded(tokens, plan::length_multiple(config_)), split);
+  const auto last = [&, at = tokens.size(1) - 1](const at::Tensor& logits) {
+    return logits_of_all(logits, split, mesh_).select(1, at).squeeze(0).to(at::kFloat);
+  };
+  return passes_->infer(mine.to(mesh_.world->device()), last).to(at::kCPU);
+}
+
+/// A model in one piece gathers its parameters once for all tokens; stages gather them in each pass.
+std::vector<int32_t> TrainedModel::generate(std::vector<int32_t> prompt, const SamplingOptions& options) {
+  std::optional<parallel::DataParallel::Held> held;
+  if (in_one_piece()) held.emplace(engine());
+  const Evaluating evaluating(stages_);
+  return train::generate([this](const at::Tensor& seen) { return next_logits(seen); }, std::move(prompt),
+                         options);
+}
+
+void TrainedModel::average_parameters() {
+  for (const TrainedStage& stage : stages_) stage.engine->average_parameters();
+}
+
+void TrainedModel::swap_averages() {
+  for (const TrainedStage& stage : stages_) stage.engine->swap_averages(*stage.optimizer);
 }
 
 }  // namespace trireme::train

@@ -141,7 +141,7 @@ void Trainer::agree_on_base() {
 /// Checkpoints have adapters alone, so the weights under them are read whenever a run begins or goes on.
 void Trainer::begin_adapters() {
   const std::string& weights = config_.model.weights;
-  if (!weights.empty()) model_.load_base(weights, config_.parallel.pp > 1);
+  if (!weights.empty()) model_.load_base(weights);
   parts_.base_digest = fmt::format("{} {}", config_.precision.compute, model_.base_digest());
   agree_on_base();
   if (!options_.announce || !parts_.is_root()) return;
@@ -160,7 +160,7 @@ Checkpointing::Resumed Trainer::resume_or_begin() {
   if (const std::string& adapter = config_.model.adapter.weights; !adapter.empty())
     model_.load_adapter(adapter, parts_.base_digest);
   if (config_.model.weights.empty() || plan::has_adapters(config_)) return resumed;
-  model_.load_weights(config_.model.weights, config_.parallel.pp > 1);
+  model_.load_weights(config_.model.weights);
   if (options_.announce && parts_.is_root()) log_info("weights from {}", config_.model.weights);
   return resumed;
 }
@@ -176,7 +176,7 @@ void Trainer::make_step() {
   const int64_t step = next_step_++;
   beat();
   profiler_->begin_step(step);
-  if (agenda_.records_pipeline(step)) model_.record_steps(true);
+  if (agenda_.records_pipeline(step)) model_.passes().report_steps(true);
   steps_.enqueue(step);
   settle(steps_.run_ahead() && !agenda_.waits_for(step) ? 1 : 0);
   if (agenda_.records_pipeline(step)) report_pipeline();
@@ -260,8 +260,8 @@ void Trainer::keep_weights() {
 }
 
 void Trainer::report_pipeline() {
-  const std::optional<plan::PipelineReport> report = model_.step_report();
-  model_.record_steps(false);
+  const std::optional<plan::PipelineReport> report = model_.passes().step_report();
+  model_.passes().report_steps(false);
   if (parts_.is_root() && report && options_.show_pipeline) options_.show_pipeline(*report);
 }
 

@@ -48,7 +48,7 @@ size_t count_sums(const std::vector<Metric>& metrics) {
 std::optional<Validation> validate_set(TrainedModel& model, const RunData& data, const ValidationFeed& feed,
                                        const comm::Mesh& mesh, const std::function<bool()>& gives_up,
                                        Guesses* guesses) {
-  const int64_t at_once = model.batches_at_once();
+  const int64_t at_once = model.passes().batches_at_once();
   model.sync_buffers();
   Scores mine;
   for (int64_t done = 0; done < feed.batches; done += at_once) {
