@@ -101,6 +101,17 @@ TEST(Folder, FilesAreNewAndWholeOnesReplaceOthers) {
   EXPECT_EQ(folder.names(), (std::vector<std::string>{"a", "link"}));
 }
 
+TEST(Folder, WhatItMakesCanBeReadByAllAndWrittenByItsOwner) {
+  const mode_t before = ::umask(0);
+  const Scratch scratch;
+  const Folder folder(scratch.path(""));
+  folder.create_folder("folder");
+  folder.write_file("file", "");
+  ::umask(before);
+  EXPECT_EQ(std::filesystem::status(scratch.path("folder")).permissions(), std::filesystem::perms(0755));
+  EXPECT_EQ(std::filesystem::status(scratch.path("file")).permissions(), std::filesystem::perms(0644));
+}
+
 TEST(Folder, RemovesFilesFoldersAndLinksButNotWhatLinksPointTo) {
   const Scratch scratch;
   scratch.write("keep/file", "");

@@ -194,6 +194,10 @@ TEST(StrictJson, RefusesBombs) {
   EXPECT_NO_THROW(parse_json(std::string(15, '[') + std::string(15, ']'), path));
   EXPECT_THROW(parse_json(std::string(18, '[') + std::string(18, ']'), path), DataError);
   EXPECT_THROW(parse_json(std::string(10'000'000, '['), path), DataError);
+  std::string most = "[0";  // the list is a value, too
+  for (int64_t values = 2; values < kMaxJsonBytes / 4; ++values) most += ",0";
+  EXPECT_NO_THROW(parse_json(most + "]", path));
+  EXPECT_THROW(parse_json(most + ",0]", path), DataError);
   EXPECT_THROW(parse_json(R"({"a":1,"a":2})", path), DataError);
   EXPECT_NO_THROW(parse_json(R"({"a":{"a":2},"b":{"a":2}})", path));
   EXPECT_THROW(parse_json(std::string("{}\0", 3), path), DataError);

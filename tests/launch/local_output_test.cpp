@@ -5,6 +5,7 @@
 
 #include <pty.h>
 #include <sys/ioctl.h>
+#include <sys/resource.h>
 #include <unistd.h>
 #include <array>
 
@@ -150,6 +151,30 @@ TEST(LocalOutput, NothingIsLostWhenTheReaderIsSlow) {
   ::usleep(200'000);
   EXPECT_EQ(bytes_until_end(slow.read), 2'000'000U);
   EXPECT_EQ(process.wait().code, 0);
+}
+
+TEST(LocalOutput, NobodyReadsWhatAnEndedRankHasLeftRunning) {
+  const TempDir dir;
+  const std::string hears = dir.file("hears-%r");
+  // Rank 0 goes on until the daemon of rank 1 has been told.
+  EXPECT_EQ(
+      run(child_job(2, {"0:pid-file=" + hears, "0:await-files=" + hears, "1:daemon=" + hears, "1:sleep=0.3"}))
+          .code,
+      0);
+}
+
+TEST(LocalOutput, ARankThatClosesItsStreamsIsWaitedForAtRest) {
+  const auto processor_s = [] {
+    rusage usage{};
+    ::getrusage(RUSAGE_CHILDREN, &usage);
+    const auto seconds = [](const timeval& time) {
+      return static_cast<double>(time.tv_sec) + 1e-6 * static_cast<double>(time.tv_usec);
+    };
+    return seconds(usage.ru_utime) + seconds(usage.ru_stime);
+  };
+  const double before = processor_s();
+  EXPECT_EQ(run(child_job(2, {"close=1", "close=2", "sleep=2"})).code, 0);
+  EXPECT_LT(processor_s() - before, 0.5);
 }
 
 /// What a terminal of 100 columns shows of the job. Its driver turns "\n" into "\r\n". `meanwhile` is called

@@ -131,6 +131,17 @@ void spawn_helper(const std::string& path) {
   for (;;) ::pause();
 }
 
+/// A process that the end of this one does not end: it writes to stderr until nobody can read it any more,
+/// and then its id to the file.
+void leave_daemon(const std::string& path) {
+  if (::fork() != 0) return;
+  ::setsid();
+  std::signal(SIGPIPE, SIG_IGN);
+  while (::write(STDERR_FILENO, ".", 1) == 1) sleep_seconds("0.01");
+  write_file(path);
+  std::_Exit(0);
+}
+
 void flood(const std::string& bytes) {
   const std::string line(99, 'x');
   for (long left = std::stol(bytes); left > 0; left -= 100) put(STDERR_FILENO, line + "\n");
@@ -208,6 +219,8 @@ void take_step(const std::string& name, const std::string& value) {
   if (name == "parent") put(STDOUT_FILENO, std::to_string(::getppid()) + "\n");
   if (name == "thread") join_thread();
   if (name == "flood") flood(value);
+  if (name == "daemon") leave_daemon(value);
+  if (name == "close") ::close(std::stoi(value));
 }
 
 bool is_for_me(std::string& step) {

@@ -32,12 +32,11 @@ constexpr size_t kMostDescriptors = 16;
 /// The fixed part of a request, ahead of its text; the descriptors travel with it.
 struct Head {
   uint64_t text_bytes = 0;
-  sigset_t mask{};
   uint32_t count = 0;                               ///< of the descriptors
   std::array<int32_t, kMostDescriptors> numbers{};  ///< that they have in the child
 };
 
-/// The environment, descriptors and mask that a child is to have.
+/// The environment and descriptors that a child is to have.
 struct Request {
   Head head;
   std::vector<Descriptor> descriptors;
@@ -187,7 +186,6 @@ void become(Request& request, pid_t launcher) {
   ::setpgid(0, 0);
   place_descriptors(request);
   set_process_environment(environment_of(request.environment));
-  ::pthread_sigmask(SIG_SETMASK, &request.head.mask, nullptr);
 }
 
 /// Descriptors for a child, and the numbers that they have there.
@@ -211,7 +209,6 @@ Placed placed(const ChildSpec& spec) {
   result.add(or_ours(spec.stdout_fd, STDOUT_FILENO), STDOUT_FILENO);
   result.add(or_ours(spec.stderr_fd, STDERR_FILENO), STDERR_FILENO);
   for (const int descriptor : spec.keep_fds) result.add(descriptor, descriptor);
-  result.head.mask = spec.signal_mask;
   return result;
 }
 

@@ -12,12 +12,11 @@ namespace trireme::launch {
 /// runs beside them.
 class ForkServer {
  public:
-  /// Runs `program`: its streams, mask and descriptors do not matter to the children. Does not wait for it
-  /// to load.
+  /// Runs `program`: its streams and descriptors do not matter to the children. Does not wait for it to load.
   explicit ForkServer(ChildSpec program);
 
-  /// A process that goes on behind serve_forks() with the environment, streams, mask and descriptors of
-  /// `spec`; its program and arguments are the server's. Waits for the server to load, at most until
+  /// A process that goes on behind serve_forks() with the environment, streams and descriptors of `spec`; its
+  /// program, arguments and blocked signals are the server's. Waits for the server to load, at most until
   /// `interrupt_fd` is readable. None: here nothing can be forked so (an old kernel, a sandbox, a program
   /// with threads, one that fails to load), and the caller runs the program instead, which tells why if it
   /// cannot.

@@ -21,10 +21,7 @@ bool is_ignored(int number) {
 sigset_t trapped_signals() {
   sigset_t set;
   sigemptyset(&set);
-  sigaddset(&set, SIGINT);
-  sigaddset(&set, SIGTERM);
-  sigaddset(&set, SIGUSR1);
-  sigaddset(&set, SIGPIPE);
+  for (const int number : {SIGINT, SIGTERM, SIGUSR1, SIGPIPE}) sigaddset(&set, number);
   if (!is_ignored(SIGHUP)) sigaddset(&set, SIGHUP);
   return set;
 }
@@ -69,10 +66,7 @@ std::optional<int> SignalTrap::next() {
 
 sigset_t SignalTrap::child_mask() const {
   sigset_t mask = old_mask_;
-  sigdelset(&mask, SIGINT);
-  sigdelset(&mask, SIGTERM);
-  sigdelset(&mask, SIGUSR1);
-  sigdelset(&mask, SIGHUP);
+  for (const int number : {SIGINT, SIGTERM, SIGUSR1, SIGHUP}) sigdelset(&mask, number);
   return mask;
 }
 
