@@ -216,7 +216,7 @@ TEST(PlanStep, FoldedLinesCoverEveryActionOnce) {
         config.parallel.dp_replicate = policy.hybrid ? 2 : 1;
         config.train.micro_batch = 1;
         config.train.global_batch = 4 * micro_batches;
-        const StepView view = planned_step(config, plan_run(config, device, 4));
+        const StepView view = planned_step(plan_run(config, device, 4));
         EXPECT_LT(split(to_text(view, false), '\n').size(), 160u);
         expect_all_actions(view);
       }
@@ -246,7 +246,7 @@ TEST(PlanStep, FitsNarrowTerminals) {
   plan::Config config;
   config.model = plan::find_preset("gpt-tiny").model;
   config.parallel.policy = plan::PolicyName::kFsdp;
-  const StepView view = planned_step(config, plan_run(config, plan::Device::kCpu, 2), 0);
+  const StepView view = planned_step(plan_run(config, plan::Device::kCpu, 2), 0);
   for (const int64_t columns : {60, 80, 120}) {
     const std::string text = to_text(view, false, columns);
     for (const std::string& line : split(text, '\n'))

@@ -193,6 +193,30 @@ TEST(Collectives, SendAndRecvAroundTheRingKeepTheirOrder) {
       2);
 }
 
+/// Every permutation without a fixed point: a ring either way, pairs, and others.
+TEST(Collectives, SendRecvAnswersEveryPermutation) {
+  for (int64_t size = 2; size <= 4; ++size) {
+    run_ranks(size, [size](std::shared_ptr<World> world) {
+      const auto group = everyone(*world);
+      std::vector<int64_t> to(static_cast<size_t>(size));
+      std::iota(to.begin(), to.end(), int64_t{0});
+      const int64_t me = group->rank();
+      int64_t exchanges = 0;
+      do {
+        bool fixed = false;
+        for (int64_t rank = 0; rank < size; ++rank) fixed = fixed || to[static_cast<size_t>(rank)] == rank;
+        if (fixed) continue;
+        const int64_t from = std::find(to.begin(), to.end(), me) - to.begin();
+        at::Tensor got = at::zeros({kCount});
+        group->send_recv(counting(10 * me, kCount, at::kFloat), to[static_cast<size_t>(me)], got, from);
+        expect_same_bytes(got, counting(10 * from, kCount, at::kFloat));
+        ++exchanges;
+        EXPECT_EQ(group->traffic().at(plan::Collective::kSend).bytes, exchanges * 4 * kCount);
+      } while (std::next_permutation(to.begin(), to.end()));
+    });
+  }
+}
+
 TEST(Collectives, BarrierLetsNobodyPassBeforeTheLastHasArrived) {
   for (const bool peer_memory : test::kBothTransports) {
     for (int64_t size = 1; size <= 4; ++size) {

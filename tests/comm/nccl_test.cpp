@@ -51,6 +51,10 @@ void check_movers(Group& group, Expectations& expect, at::ScalarType type) {
   if (me == 0) group.send(counting(7, 6), 1);
   if (me == 1) group.recv(received, 0);
   if (me == 1) expect.is_true(same(received, counting(7, 6)), "send and recv");
+  for (int64_t round = 0; round < 3; ++round) {
+    group.send_recv(counting(9 * me + round, 6), 1 - me, received, 1 - me);
+    expect.is_true(same(received, counting(9 * (1 - me) + round, 6)), "send_recv");
+  }
 }
 
 TEST_F(Nccl, CollectivesFollowTheirFormulas) {

@@ -8,6 +8,7 @@
 #include "tests/nn/vocabulary_cases.h"
 #include "tests/support/relative_error.h"
 #include "trireme/kernels/device.h"
+#include "trireme/kernels/tensor_ops.h"
 
 namespace trireme::nn {
 namespace {
@@ -52,6 +53,26 @@ TEST_F(GpuVocabularyPart, GivesTheLossAndTheGradientsOfTheWhole) {
           }
         }
       }
+    }
+  }
+}
+
+/// The loss of ranks along tp needs no more memory than its logits.
+TEST_F(GpuVocabularyPart, GradientsMayLieWhereTheLogitsWere) {
+  constexpr int64_t kRows = 70, kFirst = 100;
+  for (const c10::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+    for (const int64_t words : {int64_t{1}, int64_t{1000}, int64_t{1024}, int64_t{33'333}}) {
+      const at::Tensor logits = at::randn({kRows, words}, at::TensorOptions(dtype).device(at::kCUDA));
+      const at::Tensor targets =
+          at::arange(kRows, at::TensorOptions(at::kLong).device(at::kCUDA)).mul(words).floor_divide(50) + 80;
+      const at::Tensor exact = logits.to(at::kFloat);
+      at::Tensor totals = at::stack({exact.amax(1), exact.exp().sum(1), at::ones({kRows}, exact.options())});
+      totals[2][3].zero_();
+      at::Tensor apart = at::empty_like(logits), over = logits.clone();
+      kernels::vocabulary_part_gradient(apart, logits, targets, kFirst, totals);
+      kernels::vocabulary_part_gradient(over, over, targets, kFirst, totals);
+      EXPECT_TRUE(at::equal(over, apart)) << c10::toString(dtype) << ", " << words << " words";
+      EXPECT_GT(apart.abs().sum().item<double>(), 0.0);
     }
   }
 }

@@ -64,5 +64,27 @@ TEST(StoragePool, UnitsTakeTurnsWithOneBlock) {
   EXPECT_EQ(first.sum().item<float>(), 3000.0f);
 }
 
+/// A small tensor that took the large piece would make another large one necessary.
+TEST(StoragePool, LeavesLargePiecesOfASourceToLargeTensors) {
+  std::vector<size_t> made;
+  parallel::StoragePool pool(
+      [&](size_t bytes) {
+        made.push_back(bytes);
+        return c10::GetAllocator(c10::kCPU)->allocate(bytes);
+      },
+      400);
+  const at::Tensor small = at::empty({50}), block = at::empty({100}), root = at::empty({1000});
+  for (const at::Tensor& tensor : {small, block, root}) parallel::free_storage(tensor);
+  for (int round = 0; round < 3; ++round) {
+    for (const at::Tensor& tensor : {root, block, small}) pool.allocate(tensor);
+    for (const at::Tensor& tensor : {root, block, small}) pool.free(tensor);
+    pool.allocate(block);
+    pool.allocate(root);
+    pool.free(block);
+    pool.free(root);
+  }
+  EXPECT_EQ(made, (std::vector<size_t>{4000, 400, 400}));
+}
+
 }  // namespace
 }  // namespace trireme::parallel

@@ -150,7 +150,10 @@ TEST(RankBytes, AddUpToThePeakAndNeverOverflow) {
   const RankBytes needed = rank_bytes(config, 2, Device::kCpu);
   EXPECT_EQ(needed.logits, 8 * 128 * 256 * 4);  // micro-batch x data.seq_len x vocabulary, fp32
   EXPECT_EQ(needed.baseline, process_baseline(Device::kCpu, 2));
-  EXPECT_EQ(needed.peak(),
+  EXPECT_EQ(needed.peak(), needed.step.total() + needed.baseline);
+  EXPECT_EQ(needed.step.for_loss, needed.logits) << "made where activations are at their most";
+  EXPECT_EQ(needed.step.activations, needed.activations);
+  EXPECT_LE(needed.peak(),
             needed.state.total() + needed.gathered + needed.activations + needed.logits + needed.baseline);
   EXPECT_LT(needed.least(), needed.peak());
   config.memory.loss_chunk_mib = 1;
@@ -163,7 +166,9 @@ TEST(RankBytes, AddUpToThePeakAndNeverOverflow) {
             (1 << 20) + vocab * width * 4 + (tokens + vocab) * width * 4)
       << "and a copy of the weight, with rows of zeros up to a multiple of 64";
   const int64_t most = std::numeric_limits<int64_t>::max();
-  const RankBytes beyond{.state = {most / 2, 0, most / 2}, .activations = most / 2};
+  const RankBytes beyond{.state = {most / 2, 0, most / 2},
+                         .activations = most / 2,
+                         .step = {.kept = most / 2, .activations = most / 2, .boundaries = most / 2}};
   EXPECT_EQ(beyond.least(), most);
   EXPECT_EQ(beyond.peak(), most);
 }
@@ -202,31 +207,35 @@ TEST(RankBytes, ABlockIsComputedAgainWhereThereAreNoLogits) {
   EXPECT_EQ(keeps.recomputed, 0);
   EXPECT_EQ(again.recomputed, (keeps.activations - again.activations) / config.model.n_layers);
   ASSERT_GT(again.recomputed, again.logits);
-  EXPECT_EQ(again.peak(),
-            again.state.total() + again.gathered + again.activations + again.recomputed + again.baseline);
+  EXPECT_EQ(again.step.recomputed, again.recomputed);
+  EXPECT_EQ(again.step.for_loss, 0);
   config.model.vocab_size = 50257;
   const RankBytes large = rank_bytes(config, 2, Device::kCpu);
   EXPECT_EQ(large.of_a_pass(), large.logits);
+  EXPECT_EQ(large.step.recomputed, 0);
+  EXPECT_EQ(large.step.for_loss, large.logits);
 }
 
 TEST(RankBytes, AddUpEveryTermOnce) {
   // Powers of two: a sum shows which terms it has.
   RankBytes bytes{.state = {.parameters = 1, .gradients = 2, .optimizer = 4},
-                  .gathered = 8,
                   .activations = 16,
                   .boundaries = 32,
-                  .logits = 64,
                   .baseline = 128,
-                  .saved_copy = 256};
-  EXPECT_EQ(bytes.peak(), 511);
-  bytes.decoded = 512;
-  EXPECT_EQ(bytes.peak(), 1023);
-  bytes.decoded = 0;
+                  .saved_copy = 256,
+                  .step = {.kept = 512,
+                           .gathered = 1024,
+                           .activations = 2048,
+                           .boundaries = 4096,
+                           .for_loss = 8192,
+                           .recomputed = 16384,
+                           .decoded = 32768}};
+  EXPECT_EQ(bytes.peak(), 65535 - 511 + 256 + 128);
   EXPECT_EQ(bytes.least(), 1 + 2 + 4 + 256) << "more than parameters, optimizer, activations and boundaries";
   bytes.activations = 1024;
   EXPECT_EQ(bytes.least(), 1 + 4 + 1024 + 32);
   bytes.pinned_copy = 256;
-  EXPECT_EQ(bytes.peak(), 1 + 2 + 4 + 8 + 1024 + 32 + 64 + 128) << "the copy is in the host's memory";
+  EXPECT_EQ(bytes.peak(), 65535 - 511 + 128) << "the copy is in the host's memory";
 }
 
 TEST(RankBytes, OnlyTheLastStageHasLogits) {

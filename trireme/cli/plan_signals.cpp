@@ -89,7 +89,7 @@ PreparedJob prepared_for(const SignalOptions& options, const Front& front, const
 SignalGroup group_of(const PreparedJob& job, const plan::Signals& signals, int64_t place, int64_t index) {
   const RunPlan& run = job.plan;
   const std::vector<int64_t>& workers = signals.groups[static_cast<size_t>(place)];
-  const plan::Config config = plan::with_possible_fp8(job.config.config, run.device, run.batch);
+  const plan::Config& config = run.config;
   const auto setting = plan::engine_setting(config, run.mesh, run.batch.accumulation, run.device);
   const int64_t rank = place * std::ssize(workers) + index;
   std::vector<std::string> stages;

@@ -32,7 +32,7 @@ PreparedJob prepared_for(const StepOptions& options, const Front& front) {
 StepView view_for(const StepOptions& options, const Front& front) {
   if (options.file.empty()) {
     const PreparedJob prepared = prepared_for(options, front);
-    return planned_step(prepared.config.config, prepared.plan, options.rank);
+    return planned_step(prepared.plan, options.rank);
   }
   if (!front.overrides.empty()) {
     throw UsageError(
@@ -48,7 +48,7 @@ StepView view_for(const StepOptions& options, const Front& front) {
 int step(const StepOptions& options, const Front& front) {
   if (options.all_ranks) {
     const PreparedJob prepared = prepared_for(options, front);
-    fmt::print("{}", planned_texts(prepared.config.config, prepared.plan));
+    fmt::print("{}", planned_texts(prepared.plan));
     return 0;
   }
   const StepView view = view_for(options, front);

@@ -65,18 +65,20 @@ std::string spread_head_text(const RunPlan& run, plan::Config config) {
 }
 
 std::string peak_text(const plan::RankBytes& needed) {
-  const bool copies = needed.saved_copy > 0 && needed.pinned_copy == 0;
-  return fmt::format(
-      "{} per rank: model state, {}{} gathered or not yet reduced, {} activations, {}{}{} {}, {} for the "
-      "process",
-      bytes_text(needed.peak()),
-      copies ? fmt::format("{} copied for a checkpoint, ", bytes_text(needed.saved_copy)) : "",
-      bytes_text(needed.gathered), bytes_text(needed.activations),
-      needed.boundaries > 0 ? fmt::format("{} received, ", bytes_text(needed.boundaries)) : "",
-      needed.decoded > 0 ? fmt::format("{} decoded weights, ", bytes_text(needed.decoded)) : "",
-      bytes_text(needed.of_a_pass()),
-      needed.logits >= needed.recomputed ? "logits" : "of a block that is computed again",
-      bytes_text(needed.baseline));
+  const plan::StepPeak& step = needed.step;
+  std::vector<std::string> parts = {fmt::format("{} kept between steps", bytes_text(step.kept)),
+                                    fmt::format("{} gathered or not yet reduced", bytes_text(step.gathered)),
+                                    fmt::format("{} activations", bytes_text(step.activations))};
+  const auto add = [&](int64_t bytes, std::string_view what) {
+    if (bytes > 0) parts.push_back(fmt::format("{} {}", bytes_text(bytes), what));
+  };
+  add(step.boundaries, "received");
+  add(step.for_loss, "for the loss");
+  add(step.recomputed, "of a block that is computed again");
+  add(step.decoded, "decoded weights");
+  add(needed.pinned_copy == 0 ? needed.saved_copy : 0, "copied for a checkpoint");
+  add(needed.baseline, "for the process");
+  return fmt::format("{} per rank: {}", bytes_text(needed.peak()), join(parts, ", "));
 }
 
 /// Notes on the sources of the config, and on the config that they made.
@@ -112,9 +114,10 @@ std::string copy_text(const plan::RankBytes& bytes, const plan::CheckpointConfig
 
 /// The parts of the model that backward computes again; empty: none.
 std::string recompute_text(const RunPlan& run, const plan::Config& config) {
-  if (run.recompute == plan::Recompute::kNone) return "";
-  std::string text = plan::computes_blocks_again(run.recompute) ? "whole blocks" : "norms and activations";
-  if (run.recompute == plan::Recompute::kAllButAttention) text += " but for attention";
+  if (run.config.memory.recompute == plan::Recompute::kNone) return "";
+  std::string text =
+      plan::computes_blocks_again(run.config.memory.recompute) ? "whole blocks" : "norms and activations";
+  if (run.config.memory.recompute == plan::Recompute::kAllButAttention) text += " but for attention";
   if (config.memory.recompute_every > 1)
     text += fmt::format(", in one of every {} blocks", config.memory.recompute_every);
   if (config.memory.recompute == plan::Recompute::kAuto)
@@ -171,13 +174,12 @@ RunPlan plan_run(const plan::Config& given, plan::Device device, int64_t ranks, 
               .by_pp_rank = {},
               .pipeline = {},
               .there = there,
-              .recompute = {},
+              .config = {},
               .notes = {}};
   run.mesh = plan::MeshShape::fit(given.parallel, ranks);
   run.batch = plan::plan_batch(given, run.mesh);
-  const plan::Config config =
-      plan::settle_recompute(plan::with_possible_fp8(given, device, run.batch), device);
-  run.recompute = config.memory.recompute;
+  run.config = plan::settle_recompute(plan::with_possible_fp8(given, device, run.batch), device);
+  const plan::Config& config = run.config;
   run.facts = plan::describe(config.model, config.data.seq_len, config.precision, config.memory);
   run.held = plan::describe(config.model, config.data.seq_len, config.precision, config.memory,
                             plan::largest_split(config.parallel));
@@ -193,7 +195,8 @@ std::string fit_text(const RunPlan& run, int64_t rank_bytes) {
                      bytes_text(rank_bytes), run.there.ranks, bytes_text(run.there.bytes));
 }
 
-report::CostRow predicted_cost(const plan::Config& config, const RunPlan& run, const plan::Policy& policy) {
+report::CostRow predicted_cost(const RunPlan& run, const plan::Policy& policy) {
+  const plan::Config& config = run.config;
   plan::EngineSetting setting = plan::engine_setting(config, run.mesh, run.batch.accumulation, run.device);
   setting.policy = policy;
   const plan::StepProgram program = plan::config_program(config, run.held, run.batch, setting);
@@ -256,12 +259,12 @@ std::string to_json(const RunPlan& run, const plan::Config& config) {
                       {"optimizer", held.optimizer},
                       {"total", held.total()}};
   const auto peak_of = [](const plan::RankBytes& bytes) {
-    Json peak = {{"state", bytes.state.total()},     {"gathered", bytes.gathered},
-                 {"activations", bytes.activations}, {"logits", bytes.logits},
-                 {"process", bytes.baseline},        {"total", bytes.peak()}};
-    if (bytes.recomputed > 0) peak["recomputed"] = bytes.recomputed;
-    if (bytes.decoded > 0) peak["decoded"] = bytes.decoded;
-    if (bytes.boundaries > 0) peak["boundaries"] = bytes.boundaries;
+    const plan::StepPeak& step = bytes.step;
+    Json peak = {{"state", step.kept},      {"gathered", step.gathered}, {"activations", step.activations},
+                 {"logits", step.for_loss}, {"process", bytes.baseline}, {"total", bytes.peak()}};
+    if (step.recomputed > 0) peak["recomputed"] = step.recomputed;
+    if (step.decoded > 0) peak["decoded"] = step.decoded;
+    if (step.boundaries > 0) peak["boundaries"] = step.boundaries;
     if (bytes.saved_copy > 0) peak["checkpoint_copy"] = bytes.pinned_copy > 0 ? 0 : bytes.saved_copy;
     return peak;
   };
@@ -297,7 +300,7 @@ std::string to_json(const RunPlan& run, const plan::Config& config) {
               {"flops_per_token", run.facts.flops_per_token},
               {"state_bytes_per_rank", state},
               {"peak_bytes_per_rank", peak_of(run.needed)},
-              {"recompute", plan::name(run.recompute)},
+              {"recompute", plan::name(run.config.memory.recompute)},
               {"checkpoint_copy_per_rank", copy},
               {"pipeline", pipeline},
               {"memory", memory},

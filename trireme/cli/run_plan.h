@@ -32,8 +32,8 @@ struct RunPlan {
   std::vector<plan::RankBytes> by_pp_rank;  ///< one where there is no pipeline
   std::optional<plan::PipelinePlan> pipeline;
   DeviceMemory there;
-  plan::Recompute recompute = plan::Recompute::kNone;  ///< never kAuto
-  std::vector<std::string> notes = {};                 ///< as plan::ResolvedConfig has them
+  plan::Config config = {};             ///< as the run will have it: memory.recompute is never kAuto
+  std::vector<std::string> notes = {};  ///< as plan::ResolvedConfig has them
 
   /// Whether ranks cannot run whatever else is true, and whether they fit as predicted.
   bool cannot_fit() const { return exceeds(needed.least()); }
@@ -59,7 +59,7 @@ RunPlan plan_run(const plan::Config& config, plan::Device device, int64_t ranks,
 std::string fit_text(const RunPlan& plan, int64_t rank_bytes);
 
 /// The predicted cost of `policy` for the run that `plan` describes; nothing of it is measured.
-report::CostRow predicted_cost(const plan::Config& config, const RunPlan& plan, const plan::Policy& policy);
+report::CostRow predicted_cost(const RunPlan& plan, const plan::Policy& policy);
 
 /// A table in at most `columns` (report::Table).
 std::string to_text(const RunPlan& plan, const plan::Config& config, int64_t columns = 0);

@@ -39,7 +39,8 @@ Sent sent_by(const StepView& view) {
             .activations = sent_for(view, {ActionKind::kForward, ActionKind::kBackward,
                                            ActionKind::kBackwardInput, ActionKind::kBackwardWeight})};
   if (!view.planned) return sent;
-  const auto& [config, run] = *view.planned;
+  const RunPlan& run = *view.planned;
+  const plan::Config& config = run.config;
   const auto setting = plan::engine_setting(config, run.mesh, run.batch.accumulation, run.device);
   const std::optional<int64_t> all = plan::sent_bytes(view.program, setting, view.micro_batches);
   if (!all) sent.gradients.reset();
@@ -66,7 +67,8 @@ int64_t StepMemory::extra(int64_t action, std::initializer_list<Role> roles) con
 std::string obstacle_to_recording(const StepView& view) {
   const std::string obstacle = plan::recording_obstacle(view.program);
   if (!obstacle.empty() || !view.planned) return obstacle;
-  const auto& [config, run] = *view.planned;
+  const RunPlan& run = *view.planned;
+  const plan::Config& config = run.config;
   return plan::cuda_graphs_obstacle(config, run.device == plan::Device::kCuda, run.mesh.dp_size());
 }
 
@@ -74,8 +76,8 @@ int64_t pp_rank_of(const RunPlan& run, std::optional<int64_t> rank) {
   return run.mesh.coordinates(rank.value_or(0))[static_cast<size_t>(plan::Axis::kPp)];
 }
 
-Ranges ranges_of(const StepView::Planned& planned, int64_t rank, int64_t numel) {
-  const auto& [config, run] = planned;
+Ranges ranges_of(const RunPlan& run, int64_t rank, int64_t numel) {
+  const plan::Config& config = run.config;
   auto setting = plan::engine_setting(config, run.mesh, run.batch.accumulation, run.device);
   if (run.pipeline) setting = plan::setting_in_stages(setting, run.pipeline->schedule);
   const plan::UnitBuffers buffers(numel, setting);

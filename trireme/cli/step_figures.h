@@ -57,6 +57,6 @@ struct Ranges {
   int64_t update_begin, update_end;  ///< of what its optimizer updates
 };
 
-Ranges ranges_of(const StepView::Planned& planned, int64_t rank, int64_t numel);
+Ranges ranges_of(const RunPlan& run, int64_t rank, int64_t numel);
 
 }  // namespace trireme::cli

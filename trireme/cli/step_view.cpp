@@ -127,7 +127,8 @@ class StepText {
 std::string StepText::heading() const {
   report::Table table({{"step program"}, {view_.name}});
   if (view_.planned) {
-    const auto& [config, run] = *view_.planned;
+    const RunPlan& run = *view_.planned;
+    const plan::Config& config = run.config;
     const auto setting = plan::engine_setting(config, run.mesh, run.batch.accumulation, run.device);
     table.add_row({"ranks", fmt::format("{} on {}, {}", run.ranks, run.device, run.mesh.to_string())});
     table.add_row({"policy", fmt::format("{}: {}", setting.policy.label(), setting.policy.summary)});
@@ -137,9 +138,9 @@ std::string StepText::heading() const {
              ? fmt::format("communication overlaps with computation; parallel.prefetch={}", setting.prefetch)
              : std::string("one action after the other: communication has no stream of its own")});
   }
-  if (view_.planned && view_.planned->run.pipeline) {
-    const plan::Schedule& schedule = view_.planned->run.pipeline->schedule;
-    const int64_t rank = pp_rank_of(view_.planned->run, view_.rank);
+  if (view_.planned && view_.planned->pipeline) {
+    const plan::Schedule& schedule = view_.planned->pipeline->schedule;
+    const int64_t rank = pp_rank_of(*view_.planned, view_.rank);
     table.add_row(
         {"pipeline",
          fmt::format("{}, rank {} of {} with {} {} of {}", schedule.name, rank, schedule.ranks.size(),
@@ -147,7 +148,7 @@ std::string StepText::heading() const {
                      fmt::join(schedule.stages_of(rank), ", "), schedule.all_stages())});
   }
   const int64_t shown = StepProgram::kMicroBatchesShown;
-  const bool some = !(view_.planned && view_.planned->run.pipeline) && view_.micro_batches > shown;
+  const bool some = !(view_.planned && view_.planned->pipeline) && view_.micro_batches > shown;
   const std::string more = some ? fmt::format(", of which 1 stands for 1 to {} and {} is the last",
                                               view_.micro_batches - shown + 1, shown - 1)
                                 : "";
@@ -283,7 +284,7 @@ std::string StepText::passes() {
 
 /// Which of the steps is meant where a communication hook makes them differ.
 std::string StepText::hook_note() const {
-  if (!view_.planned || view_.planned->run.mesh.dp_size() == 1) return "";
+  if (!view_.planned || view_.planned->mesh.dp_size() == 1) return "";
   const plan::ParallelConfig& parallel = view_.planned->config.parallel;
   if (parallel.comm_hook == plan::CommHook::kLocalSgd)
     return fmt::format(" (every {} steps)", parallel.local_steps);
@@ -306,7 +307,7 @@ std::string StepText::totals() const {
   table.add_row({"peak", fmt::format("{} at {}, {} of {}", bytes_text(memory_.total(memory_.peak())),
                                      memory_.peak(), action.kind, unit_name(program_, action.unit))});
   if (view_.planned) {
-    const RunPlan& run = view_.planned->run;
+    const RunPlan& run = *view_.planned;
     const plan::RankBytes& needed = run.by_pp_rank[static_cast<size_t>(pp_rank_of(run, view_.rank))];
     const std::string decoded =
         needed.decoded > 0 ? fmt::format("decoded weights {}, ", bytes_text(needed.decoded)) : "";
@@ -360,22 +361,23 @@ std::string StepText::to_string() {
 
 }  // namespace
 
-StepView planned_step(const plan::Config& config, const RunPlan& run, std::optional<int64_t> rank) {
+StepView planned_step(const RunPlan& run, std::optional<int64_t> rank) {
   if (rank && (*rank < 0 || *rank >= run.ranks)) {
     throw ConfigError("[cli.plan] --rank {} is outside {} ranks; use 0 to {}", *rank, run.ranks,
                       run.ranks - 1);
   }
+  const plan::Config& config = run.config;
   const auto setting = plan::engine_setting(config, run.mesh, run.batch.accumulation, run.device);
   return {.program = plan::config_program(config, run.held, run.batch, setting, pp_rank_of(run, rank)),
           .name = config.name,
           .micro_batches = run.batch.accumulation,
-          .planned = StepView::Planned{config, run},
+          .planned = run,
           .rank = rank};
 }
 
-std::string planned_texts(const plan::Config& config, const RunPlan& run) {
-  const auto setting = plan::engine_setting(config, run.mesh, run.batch.accumulation, run.device);
-  return plan::programs_to_text(plan::config_programs(config, run.held, run.batch, setting));
+std::string planned_texts(const RunPlan& run) {
+  const auto setting = plan::engine_setting(run.config, run.mesh, run.batch.accumulation, run.device);
+  return plan::programs_to_text(plan::config_programs(run.config, run.held, run.batch, setting));
 }
 
 StepView step_from_text(const std::string& text, std::string name) {

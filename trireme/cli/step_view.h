@@ -11,24 +11,18 @@
 namespace trireme::cli {
 
 struct StepView {
-  /// The run that the program is of.
-  struct Planned {
-    plan::Config config;
-    RunPlan run;
-  };
-
   plan::StepProgram program;
   std::string name;
   int64_t micro_batches = 1;  ///< of a step; the program may show fewer (StepProgram::kMicroBatchesShown)
-  std::optional<Planned> planned = {};  ///< none: the program was read from a file
+  std::optional<RunPlan> planned = {};  ///< the run that it is of; none: the program was read from a file
   std::optional<int64_t> rank = {};     ///< whose ranges of each unit are listed
 };
 
 /// The step of a data-parallel rank of `run`; `rank` is the one whose ranges are listed. Throws ConfigError
 /// for a rank that the run does not have.
-StepView planned_step(const plan::Config& config, const RunPlan& run, std::optional<int64_t> rank = {});
+StepView planned_step(const RunPlan& run, std::optional<int64_t> rank = {});
 /// The text of the programs of all ranks of a pipeline (plan::programs_to_text()).
-std::string planned_texts(const plan::Config& config, const RunPlan& run);
+std::string planned_texts(const RunPlan& run);
 /// A program that to_text(StepProgram) wrote and somebody may have changed. Throws ConfigError for a line
 /// that cannot be read and LogicError for the first action that cannot be.
 StepView step_from_text(const std::string& text, std::string name);

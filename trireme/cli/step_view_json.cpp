@@ -101,7 +101,8 @@ std::string to_json(const StepView& view) {
   const std::string obstacle = obstacle_to_recording(view);
   Json json = {{"schema", "trireme.step/1"}, {"name", view.name}};
   if (view.planned) {
-    const auto& [config, run] = *view.planned;
+    const RunPlan& run = *view.planned;
+    const plan::Config& config = run.config;
     const auto setting = plan::engine_setting(config, run.mesh, run.batch.accumulation, run.device);
     json["device"] = plan::name(run.device);
     json["ranks"] = run.ranks;

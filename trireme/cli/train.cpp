@@ -132,7 +132,7 @@ std::string summary_of(const FinishedJob& finished, int64_t columns) {
     if (label == chosen) {
       rows.push_back(report::read_cost(finished.run_directory, label));
     } else if (!policy.hybrid) {
-      rows.push_back(predicted_cost(config, prepared.plan, policy));
+      rows.push_back(predicted_cost(prepared.plan, policy));
     }
   }
   return report::cost_table(rows, columns);

@@ -149,6 +149,7 @@ class BackendGroup final : public Group {
   void broadcast(at::Tensor& tensor, int64_t root) override;
   void send(const at::Tensor& tensor, int64_t to) override;
   void recv(at::Tensor& tensor, int64_t from) override;
+  void send_recv(const at::Tensor& mine, int64_t to, at::Tensor& theirs, int64_t from) override;
   void barrier() override;
   void set_subject(std::string_view subject) override { subject_ = subject; }
   void check() override;
@@ -449,6 +450,29 @@ void BackendGroup::recv(at::Tensor& tensor, int64_t from) {
   run(Collective::kRecv, bytes_in(tensor), [&] {
     std::vector<at::Tensor> tensors = {bytes_of(tensor)};
     return backend_->recv(tensors, to_int(from), kTag);
+  });
+}
+
+/// A blocking send ends once the other side receives, so in a ring of them some ranks receive first.
+void BackendGroup::send_recv(const at::Tensor& mine, int64_t to, at::Tensor& theirs, int64_t from) {
+  if (spec_.device.is_cpu()) {
+    const bool sends_first = rank() < to;
+    if (sends_first) send(mine, to);
+    recv(theirs, from);
+    if (!sends_first) send(mine, to);
+    return;
+  }
+  check_tensor(call(Collective::kSend), "tensor", mine);
+  check_peer(call(Collective::kSend), to, rank());
+  check_tensor(call(Collective::kRecv), "tensor", theirs);
+  check_peer(call(Collective::kRecv), from, rank());
+  run(Collective::kSend, bytes_in(mine) + bytes_in(theirs), [&] {
+    std::vector<at::Tensor> sent = {bytes_of(mine)}, received = {bytes_of(theirs)};
+    given_bytes_ += bytes_in(mine);
+    backend_->startCoalescing();
+    backend_->send(sent, to_int(to), kTag);
+    backend_->recv(received, to_int(from), kTag);
+    return backend_->endCoalescing();
   });
 }
 

@@ -81,6 +81,9 @@ class Group {
   /// Overwrites all of `tensor` with what group rank `from` sends; shape and dtype are the sender's. On a CPU
   /// it returns when the tensor is complete; on a GPU it is enqueued. bytes S
   virtual void recv(at::Tensor& tensor, int64_t from) = 0;
+  /// send() and recv() at once: `mine` leaves for `to` while `theirs` arrives. All ranks call it, each as the
+  /// `from` of its `to`. On a GPU both directions share a launch. bytes S, counted as a send
+  virtual void send_recv(const at::Tensor& mine, int64_t to, at::Tensor& theirs, int64_t from) = 0;
   /// The host waits until every rank of the group has arrived.
   virtual void barrier() = 0;
 

@@ -299,10 +299,13 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads)
   const float top = part.top[blockIdx.x], scale = part.scale[blockIdx.x];
   if (scale == 0.0f) return write_everywhere<kThreads>(row, packs, 0.0f);  // whatever the logits are
   const float factor = scale / part.sum[blockIdx.x];
+  const bool is_here = 0 <= target && target < task.classes;
+  const float of_target = is_here ? row.logit(target) : 0.0f;
+  __syncthreads();  // gradients may be written over logits
   second_pass<kThreads>(row, packs, top, factor);
-  if (target < 0 || target >= task.classes) return;
+  if (!is_here) return;
   __syncthreads();  // the target's gradient goes over what another thread wrote
-  if (threadIdx.x == 0) row.set(target, factor * exponential<Scalar>(row.logit(target) - top) - scale);
+  if (threadIdx.x == 0) row.set(target, factor * exponential<Scalar>(of_target - top) - scale);
 }
 
 template <typename Kernel, typename Scalar, typename... More>

@@ -129,6 +129,7 @@ void vocabulary_part(at::Tensor& powers, at::Tensor& stats, const at::Tensor& lo
                      const at::Tensor& targets, int64_t first);
 /// On a GPU. gradients (n, classes) = scale * (exp(logit - largest) / sum - onehot(target)), zero where scale
 /// is; totals (3, n) fp32, whose rows may be apart: largest and sum of the whole vocabulary, and scale.
+/// `gradients` may be `logits`.
 void vocabulary_part_gradient(at::Tensor& gradients, const at::Tensor& logits, const at::Tensor& targets,
                               int64_t first, const at::Tensor& totals);
 /// On a GPU. gradient (n, width) = for all messages (n, k) the sum of their first `width` columns times

@@ -82,21 +82,22 @@ at::Tensor powers_of(const at::Tensor& logits, const at::Tensor& targets, int64_
   return powers.to(logits.scalar_type());
 }
 
-/// The gradients of logits (n, R), in their dtype; totals (3, n) are those of the whole vocabulary.
+/// The gradients of logits (n, R), in their dtype; totals (3, n) are those of the whole vocabulary. On a GPU
+/// they may lie in `gradients` (n, R), which may be the logits; undefined: in memory of their own.
 at::Tensor logit_gradients(const at::Tensor& logits, const at::Tensor& targets, int64_t first,
-                           const at::Tensor& totals) {
+                           const at::Tensor& totals, at::Tensor gradients = {}) {
   if (logits.is_cuda()) {
-    at::Tensor gradients = at::empty_like(logits);
+    if (!gradients.defined()) gradients = at::empty_like(logits);
     kernels::vocabulary_part_gradient(gradients, logits, targets, first, totals);
     return gradients;
   }
   const Place place = place_of(targets, first, logits.size(1));
   const at::Tensor scale = totals[2].unsqueeze(1);
-  at::Tensor gradients = logits.to(at::kFloat, false, /*copy=*/true);
-  gradients.sub_(totals[0].unsqueeze(1)).exp_().mul_(scale / totals[1].unsqueeze(1));
-  gradients.masked_fill_(scale.eq(0.0), 0.0);  // of ignored targets, whatever their logits are
-  gradients.scatter_add_(1, place.row, scale.neg() * place.here.unsqueeze(1));
-  return gradients.to(logits.scalar_type());
+  at::Tensor exact = logits.to(at::kFloat, false, /*copy=*/true);
+  exact.sub_(totals[0].unsqueeze(1)).exp_().mul_(scale / totals[1].unsqueeze(1));
+  exact.masked_fill_(scale.eq(0.0), 0.0);  // of ignored targets, whatever their logits are
+  exact.scatter_add_(1, place.row, scale.neg() * place.here.unsqueeze(1));
+  return exact.to(logits.scalar_type());
 }
 
 class VocabularyPartFunction : public Function<VocabularyPartFunction> {
@@ -267,7 +268,7 @@ class CutCrossEntropyFunction : public Function<CutCrossEntropyFunction> {
       if (!wants_gradient) continue;
       const at::Tensor d_logits =
           logit_gradients(logits, wanted, joint->first_word(),
-                          at::stack({totals.most, totals.sum, row_scale.narrow(0, from, count)}));
+                          at::stack({totals.most, totals.sum, row_scale.narrow(0, from, count)}), logits);
       at::Tensor d_in = d_rows.narrow(0, from, count);
       kernels::matmul(d_in, d_logits, weight);
       kernels::matmul(d_weight, d_logits.t(), in, {}, from > 0 ? d_weight : at::Tensor());

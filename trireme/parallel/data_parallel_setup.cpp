@@ -89,15 +89,15 @@ std::optional<StoragePool> DataParallel::symmetric_pool(const std::vector<plan::
     const int64_t numel = plan::flat_layout(units[unit], ranks).numel();
     largest = std::max(largest, static_cast<size_t>(numel) * c10::elementSize(options_.compute));
   }
-  return StoragePool(true, [group = groups_.shard, largest](size_t& bytes) {
-    bytes = std::max(bytes, largest);
+  const auto source = [group = groups_.shard](size_t bytes) {
     at::Tensor memory = group->symmetric_empty(static_cast<int64_t>(bytes), at::kByte);
     void* const data = memory.mutable_data_ptr();
     const c10::Device device = memory.device();
     return c10::DataPtr(
         data, new at::Tensor(std::move(memory)), [](void* kept) { delete static_cast<at::Tensor*>(kept); },
         device);
-  });
+  };
+  return StoragePool(source, largest);
 }
 
 UnitGroups DataParallel::make_groups() const {

@@ -3,6 +3,8 @@
 #include <ATen/ATen.h>
 #include <c10/core/StorageImpl.h>
 
+#include <algorithm>
+
 #include "trireme/base/error.h"
 
 namespace trireme::parallel {
@@ -54,11 +56,12 @@ void StoragePool::free(const at::Tensor& tensor) {
 void StoragePool::allocate(const at::Tensor& tensor) {
   const size_t bytes = static_cast<size_t>(tensor.numel()) * tensor.element_size();
   if (has_storage(tensor) || bytes == 0) return;
-  const auto fits = unused_.lower_bound(bytes);
-  if (fits == unused_.end() && !source_) return allocate_storage(tensor);
+  const size_t wanted = std::max(bytes, least_);
+  const auto fits = source_ ? unused_.find(wanted) : unused_.lower_bound(wanted);
   const bool found = fits != unused_.end();
-  size_t capacity = found ? fits->first : bytes;
-  c10::DataPtr memory = found ? std::move(fits->second) : source_(capacity);
+  if (!found && !source_) return allocate_storage(tensor);
+  const size_t capacity = found ? fits->first : wanted;
+  c10::DataPtr memory = found ? std::move(fits->second) : source_(wanted);
   if (found) unused_.erase(fits);
   capacity_[memory.get()] = capacity;
   c10::StorageImpl* storage = tensor.storage().unsafeGetStorageImpl();

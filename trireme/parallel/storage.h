@@ -28,12 +28,13 @@ at::Tensor place_in(const at::Tensor& flat, int64_t offset, at::IntArrayRef shap
 /// freed blocks of megabytes to small tensors and grow for the next unit, so there they are kept here.
 class StoragePool {
  public:
-  /// Gives memory of at least `bytes`, and sets `bytes` to what it is.
-  using Source = std::function<c10::DataPtr(size_t& bytes)>;
+  using Source = std::function<c10::DataPtr(size_t bytes)>;
 
-  /// Without a source tensors get memory from their own allocator. A pool with a source keeps it.
-  explicit StoragePool(bool keeps, Source source = {})
-      : keeps_(keeps || source), source_(std::move(source)) {}
+  /// Tensors get memory from their own allocator.
+  explicit StoragePool(bool keeps) : keeps_(keeps) {}
+  /// They get pieces that `source` gives, of at least `least` bytes, which the pool keeps. No tensor gets a
+  /// piece that is larger than one that would be made for it: a larger tensor will want that.
+  StoragePool(Source source, size_t least) : keeps_(true), source_(std::move(source)), least_(least) {}
 
   /// free_storage() and allocate_storage(), by way of the pool.
   void free(const at::Tensor& tensor);
@@ -42,6 +43,7 @@ class StoragePool {
  private:
   bool keeps_;
   Source source_;
+  size_t least_ = 0;
   std::multimap<size_t, c10::DataPtr> unused_;        ///< by capacity
   std::unordered_map<const void*, size_t> capacity_;  ///< of what is in use
 };

@@ -49,7 +49,6 @@ class ExchangedContext final : public nn::UlyssesContext {
   std::shared_ptr<comm::Group> group_;
 };
 
-/// Sends are not enqueued together, so ranks that receive first keep a ring of blocking sends going.
 class GroupRing final : public nn::RingContext {
  public:
   GroupRing(std::shared_ptr<comm::Group> group, const plan::TokenSplit& tokens, bool overlap)
@@ -64,10 +63,7 @@ class GroupRing final : public nn::RingContext {
   void exchange(const at::Tensor& mine, at::Tensor& theirs) const {
     const comm::Subject subject(*group_, "keys and values of ring attention");
     const int64_t ranks = group_->size(), rank = group_->rank();
-    const int64_t next = (rank + 1) % ranks, before = (rank + ranks - 1) % ranks;
-    if (rank % 2 == 0) group_->send(mine, next);
-    group_->recv(theirs, before);
-    if (rank % 2 != 0) group_->send(mine, next);
+    group_->send_recv(mine, (rank + 1) % ranks, theirs, (rank + ranks - 1) % ranks);
   }
 
   std::shared_ptr<comm::Group> group_;

@@ -4,15 +4,12 @@
 
 #include <algorithm>
 #include <functional>
-#include <initializer_list>
-#include <limits>
 #include <numeric>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "trireme/base/error.h"
-#include "trireme/base/round_up.h"
 #include "trireme/base/text.h"
 #include "trireme/plan/adapter.h"
 #include "trireme/plan/batch.h"
@@ -21,6 +18,8 @@
 #include "trireme/plan/flat_layout.h"
 #include "trireme/plan/fp8.h"
 #include "trireme/plan/given_program.h"
+#include "trireme/plan/large_bytes.h"
+#include "trireme/plan/loss_bytes.h"
 #include "trireme/plan/model_family.h"
 #include "trireme/plan/optimizer.h"
 #include "trireme/plan/pipeline.h"
@@ -33,20 +32,6 @@
 
 namespace trireme::plan {
 namespace {
-
-/// The largest models of a config are beyond 64 bits.
-int64_t at_most_62_bits(double bytes) {
-  return static_cast<int64_t>(std::min(bytes, 0x1.0p62));
-}
-
-/// The largest number where the sum is beyond it.
-int64_t sum_of(std::initializer_list<int64_t> terms) {
-  int64_t sum = 0;
-  for (const int64_t term : terms) {
-    if (__builtin_add_overflow(sum, term, &sum)) return std::numeric_limits<int64_t>::max();
-  }
-  return sum;
-}
 
 /// Kept by each unit for backward: blocks share what the model keeps.
 std::vector<int64_t> unit_activations(const ModelFacts& facts, int64_t tokens, Device device) {
@@ -246,73 +231,6 @@ int64_t most_in_flight(const Schedule& schedule, int64_t rank, int64_t stage) {
   return most;
 }
 
-bool has_fp8_head(const Config& config) {
-  return config.precision.fp8.recipe != Fp8::kOff && config.precision.fp8.head;
-}
-
-/// Rows of the head's weight as a GPU multiplies it: nn/loss.cpp adds some of zeros to be faster.
-int64_t padded_vocab(const Config& config) {
-  constexpr int64_t kAligned = 64;
-  const int64_t multiple = has_fp8_head(config) ? fp8_multiple(config.precision.fp8.recipe) : 1;
-  return round_up(config.model.vocab_size, std::max(kAligned, multiple));
-}
-
-/// Bytes of a head's FP8 copies: the gradients of its logits, of which `logits` bytes of bf16 are there at
-/// once, and its weight of `weight` elements, each twice with a byte for an element.
-double fp8_copies_of_head(const Config& config, double logits, double weight) {
-  return has_fp8_head(config) ? logits + 2.0 * weight : 0.0;
-}
-
-/// Every rank has all rows of the head's input and of its gradient while it makes the loss, logits of some
-/// rows at a time, and keeps the gradients of its own rows and of its part of the weight.
-int64_t kept_by_cut_loss(const Config& config, const ModelFacts& facts, int64_t tokens, int64_t in_flight) {
-  const auto bytes = static_cast<double>(bytes_of(config.precision.compute)),
-             width = static_cast<double>(config.model.d_model), rows = static_cast<double>(tokens),
-             vocab = static_cast<double>(
-                 split_model(complete(config.model, config.data.seq_len), facts.split).vocab_size),
-             chunk = static_cast<double>(config.memory.loss_chunk_mib << 20);
-  const double kept = (rows / static_cast<double>(facts.split.ranks) + vocab) * width * bytes;
-  return at_most_62_bits(std::min(rows * vocab * bytes, chunk) + 2.0 * rows * width * bytes +
-                         static_cast<double>(in_flight) * kept);
-}
-
-/// A CPU keeps the logits of each micro-batch and what made them. A GPU computes them in parts and keeps the
-/// gradients of the head's input and weight; if the vocabulary is padded, also a padded copy of the weight.
-int64_t kept_by_loss(const Config& config, const ModelFacts& facts, int64_t tokens, int64_t in_flight,
-                     Device device) {
-  if (facts.split.ranks > 1) return kept_by_cut_loss(config, facts, tokens, in_flight);
-  const auto width = static_cast<double>(config.model.d_model),
-             bytes = static_cast<double>(bytes_of(config.precision.compute));
-  const auto rows = static_cast<double>(tokens), count = static_cast<double>(in_flight);
-  if (device == Device::kCpu)
-    return at_most_62_bits(count * rows * (static_cast<double>(config.model.vocab_size) + width) * bytes);
-  const auto vocab = static_cast<double>(padded_vocab(config));
-  const double part = std::min(rows * vocab * bytes, static_cast<double>(config.memory.loss_chunk_mib << 20));
-  const double copy = padded_vocab(config) == config.model.vocab_size ? 0.0 : vocab * width * bytes;
-  return at_most_62_bits(part + fp8_copies_of_head(config, part, vocab * width) + copy +
-                         count * (rows + vocab) * width * bytes);
-}
-
-/// A part of the head has some of its logits as exponentials or gradients in the dtype of computation, and on
-/// a CPU in fp32, twice, as well.
-int64_t at_work_on_part(const Config& config, int64_t tokens, int64_t rows, Device device) {
-  const auto logits = static_cast<double>(tokens) * static_cast<double>(rows),
-             element = static_cast<double>(bytes_of(config.precision.compute)),
-             chunk = static_cast<double>(config.memory.loss_chunk_mib << 20);
-  if (device == Device::kCuda) return at_most_62_bits(std::min(logits * element, chunk));
-  constexpr double kTwice = 2.0 * kFp32Bytes;
-  return at_most_62_bits(std::min(logits * kTwice, chunk) * (1.0 + element / kTwice));
-}
-
-/// The logits of a model in one piece: the head's input counts as activations, and models of images have
-/// whole logits.
-int64_t logits_of_whole(const Config& config, const ModelFacts& facts, int64_t tokens, Device device) {
-  if (facts.split.ranks > 1 || (device == Device::kCuda && !reads_images(config.model.family)))
-    return kept_by_loss(config, facts, tokens, 1, device);
-  return at_most_62_bits(static_cast<double>(tokens) *
-                         static_cast<double>(config.model.vocab_size * bytes_of(config.precision.compute)));
-}
-
 /// What a block keeps beyond what is kept anyway, while it is computed again. Blocks of models of images are
 /// small beside what is kept.
 int64_t recomputed_block(const Config& config, const ModelFacts& facts, int64_t sequences, Device device) {
@@ -377,40 +295,56 @@ StepProgram checked_program(const Config& config, const ModelFacts& facts, const
   return program;
 }
 
+/// `ranks`: whose gradients are summed. GPUs of a host read each other's gradients, in memory that is kept
+/// for that (DataParallel::symmetric_pool()).
+Pooled pooled_by(const Config& config, int64_t ranks, Device device) {
+  if (device == Device::kCpu) return Pooled::kGathered;
+  const bool as_they_are = wire_dtype(config.precision) == config.precision.compute &&
+                           config.parallel.comm_hook == CommHook::kNone &&
+                           config.comm.reduction == Reduction::kOrdered;
+  const bool shares = ranks > 1 && config.comm.peer_memory && config.parallel.bucket_mib == 0.0;
+  return as_they_are && shares ? Pooled::kWholeGradients : Pooled::kNothing;
+}
+
+/// The stage of a pipeline rank that makes the loss, or its part of the head; none: it has none.
+std::optional<int64_t> loss_stage(const Schedule& schedule, int64_t pp_rank) {
+  for (const int64_t stage : schedule.stages_of(pp_rank))
+    if (schedule.spread_head ? schedule.is_head_part(stage) : stage + 1 == schedule.stages) return stage;
+  return std::nullopt;
+}
+
 RankBytes bytes_of_rank(const Config& config, const ModelFacts& facts, const BatchPlan& batch,
                         const StepProgram& program, Device device, const PipelinePlan& plan,
                         int64_t pp_rank) {
+  const bool staged = config.parallel.pp > 1;
   const int64_t sequences = batch.micro_batch * config.data.seq_len,
-                tokens = sequences / facts.split.contexts;
+                tokens = sequences / facts.split.contexts,
+                ranks = batch.dp_size * config.parallel.pp * config.parallel.cp * config.parallel.tp;
+  const MeshShape mesh = MeshShape::fit(config.parallel, ranks);
+  const auto stage = staged ? loss_stage(plan.schedule, pp_rank) : std::optional<int64_t>(0);
+  const LossBytes loss = stage ? loss_of_rank(config, facts, tokens, device, plan, pp_rank) : LossBytes();
+  const int64_t in_flight =
+      staged && stage && !plan.schedule.spread_head ? most_in_flight(plan.schedule, pp_rank, *stage) : 1;
   RankBytes bytes{.state = state_bytes(program),
                   .gathered = gathered_bytes(program),
-                  .activations = activation_bytes(facts, sequences, device),
-                  .logits = logits_of_whole(config, facts, tokens, device),
+                  .activations = staged ? most_of(Role::kActivations, program)
+                                        : activation_bytes(facts, sequences, device),
+                  .boundaries = kept_bytes(program)[Role::kBoundary],
+                  .logits = loss.of(in_flight),
                   .recomputed = recomputed_block(config, facts, sequences, device),
                   .decoded = decoded_bytes(facts, bytes_of(config.precision.compute)),
-                  .baseline = process_baseline(
-                      device, batch.dp_size * config.parallel.pp * config.parallel.cp * config.parallel.tp)};
-  const MeshShape mesh = MeshShape::fit(
-      config.parallel, batch.dp_size * config.parallel.pp * config.parallel.cp * config.parallel.tp);
+                  .baseline = process_baseline(device, ranks)};
+  // Buckets say nothing of activations in their program.
+  const int64_t beside_buckets = config.parallel.bucket_mib > 0.0 && !staged ? bytes.activations : 0;
+  bytes.step = peak_of_step(program, {.loss_stage = stage.value_or(-1),
+                                      .loss_at_work = loss.at_work,
+                                      .kept_by_pass = sum_of({loss.kept, beside_buckets}),
+                                      .recomputed = bytes.recomputed,
+                                      .decoded = bytes.decoded,
+                                      .pooled = pooled_by(config, mesh.of_engine().dp_size(), device)});
   if (!saves_in_place(config, device))
     bytes.saved_copy = saved_copy_bytes(config, facts, mesh, plan, pp_rank);
   if (device == Device::kCuda) bytes.pinned_copy = pinned_bytes(bytes.saved_copy);
-  if (config.parallel.pp == 1) return bytes;
-  bytes.activations = most_of(Role::kActivations, program);
-  bytes.boundaries = kept_bytes(program)[Role::kBoundary];
-  if (plan.schedule.spread_head) {
-    const auto& rows = plan.split.vocabulary;
-    bytes.logits = at_work_on_part(
-        config, tokens, rows[static_cast<size_t>(pp_rank) + 1] - rows[static_cast<size_t>(pp_rank)], device);
-    return bytes;
-  }
-  const int64_t in_flight = most_in_flight(plan.schedule, pp_rank, plan.schedule.stages - 1);
-  if (in_flight == 0) {
-    bytes.logits = 0;
-  } else if (!reads_images(config.model.family)) {
-    bytes.logits = kept_by_loss(config, facts, tokens, in_flight, device);
-  }
-  if (bytes.recomputed > 0) bytes.recomputed += bytes.logits;  // those of other micro-batches
   return bytes;
 }
 
@@ -539,18 +473,6 @@ StateBytes state_bytes(const StepProgram& program) {
           .optimizer = held[Role::kMaster] + held[Role::kMoments]};
 }
 
-int64_t gathered_bytes(const StepProgram& program) {
-  constexpr Role kRoles[] = {Role::kParameters, Role::kSlice, Role::kGradients, Role::kSum};
-  const HeldBytes kept = kept_bytes(program);
-  int64_t most = 0;
-  for (const HeldBytes& held : held_bytes(program)) {
-    int64_t sum = 0;
-    for (const Role role : kRoles) sum += held[role] - kept[role];
-    most = std::max(most, sum);
-  }
-  return most;
-}
-
 int64_t activation_bytes(const ModelFacts& facts, int64_t tokens, Device device) {
   SavedOnGpu saved{.of_image = facts.saved_bytes_per_token};
   if (device == Device::kCuda && facts.saved_on_gpu) saved = *facts.saved_on_gpu;
@@ -571,8 +493,7 @@ int64_t RankBytes::least() const {
 }
 
 int64_t RankBytes::peak() const {
-  return sum_of({state.total(), gathered, activations, boundaries, of_a_pass(), decoded, baseline,
-                 copy_on_device(*this)});
+  return sum_of({step.total(), baseline, copy_on_device(*this)});
 }
 
 RankBytes rank_bytes(const Config& config, int64_t ranks, Device device) {

@@ -9,6 +9,7 @@
 #include "trireme/plan/batch.h"
 #include "trireme/plan/model_facts.h"
 #include "trireme/plan/pipeline.h"
+#include "trireme/plan/step_peak.h"
 #include "trireme/plan/step_program.h"
 
 namespace trireme::plan {
@@ -31,10 +32,6 @@ struct StateBytes {
 /// Bytes that `program` keeps from step to step, including the reduced gradients that wait for the update.
 StateBytes state_bytes(const StepProgram& program);
 
-/// The most that units in flight hold at once on top of model state: parameters that are gathered for use,
-/// gradients that are not reduced yet, sums of earlier micro-batches.
-int64_t gathered_bytes(const StepProgram& program);
-
 /// Bytes that a worker process of a run of so many ranks takes whatever its model: on a CPU the libraries and
 /// what their first use allocates; on a GPU the driver's context and libraries, which torch's allocator does
 /// not count.
@@ -49,10 +46,8 @@ struct RankBytes {
   int64_t activations = 0;
   int64_t boundaries = 0;  ///< buffers for tensors that stages receive
   int64_t logits = 0;
-  /// What a block keeps that is computed again in backward, until it is done: not beside logits, but in a
-  /// pipeline with those of other micro-batches.
-  int64_t recomputed = 0;
-  int64_t decoded = 0;  ///< weights of a product that are held in four bits, while it reads them
+  int64_t recomputed = 0;  ///< by a block that is computed again in backward, until it is done
+  int64_t decoded = 0;     ///< weights of a product that are held in four bits, while it reads them
   int64_t baseline = 0;
   /// The copy that saves are written from, in the host's memory (saved_copy.h); 0: the run saves nothing.
   int64_t saved_copy = 0;
@@ -63,9 +58,13 @@ struct RankBytes {
   /// state, activations and boundaries, without gradients, which may not exist yet when activations are at
   /// their peak. The largest int64_t where the sum does not fit, as for peak().
   int64_t least() const;
+  /// What it holds at the moment of a step at which it holds most. State, gathered, activations and logits
+  /// above are the most of each, which may be at different moments.
+  StepPeak step = {};
   /// The larger of logits and of a block that is computed again.
   int64_t of_a_pass() const { return std::max(logits, recomputed); }
-  /// The sum of all of these.
+  /// The peak of a step, the process and a copy on the device. The largest int64_t where the sum does not
+  /// fit.
   int64_t peak() const;
 };
 /// The bytes of the rank that needs most: ranks of a pipeline differ. `device` is kCpu or kCuda. Throws

@@ -1,0 +1,130 @@
+#include "trireme/plan/step_peak.h"
+
+#include <algorithm>
+#include <initializer_list>
+#include <map>
+#include <optional>
+#include <vector>
+
+#include "trireme/plan/large_bytes.h"
+
+namespace trireme::plan {
+namespace {
+
+constexpr std::initializer_list<Role> kGathered = {Role::kParameters, Role::kSlice, Role::kGradients,
+                                                   Role::kSum, Role::kReduced};
+
+bool is_backward(ActionKind kind) {
+  return computes(kind) && kind != ActionKind::kForward;
+}
+
+/// The action of a pass that computes, its first or its last one; none: nothing in it does.
+std::optional<int64_t> computing(const StepProgram& program, const Pass& pass, bool last) {
+  std::optional<int64_t> found;
+  for (int64_t at = pass.begin; at < pass.end; ++at) {
+    if (!program.actions[static_cast<size_t>(at)].computes()) continue;
+    found = at;
+    if (!last) break;
+  }
+  return found;
+}
+
+/// What each action holds for the loss: that of a micro-batch whose backward pass has not begun.
+std::vector<int64_t> held_for_loss(const StepProgram& program, const BesideProgram& beside) {
+  std::vector<int64_t> held(program.actions.size());
+  std::map<int64_t, int64_t> made;  // by micro-batch, the action that made its loss
+  for (const Pass& pass : program.passes) {
+    if (pass.stage != beside.loss_stage) continue;
+    const bool forward = pass.kind == Pass::Kind::kForward;
+    const auto at = computing(program, pass, /*last=*/forward);
+    if (!at) continue;
+    if (forward) {
+      made[pass.micro_batch] = *at;
+      held[static_cast<size_t>(*at)] += beside.loss_at_work;
+    } else if (const auto begun = made.extract(pass.micro_batch)) {
+      for (int64_t action = begun.mapped(); action <= *at; ++action)
+        held[static_cast<size_t>(action)] += beside.kept_by_pass;
+    }
+  }
+  return held;
+}
+
+/// The sizes of whole gradients that come and go, each as often as there are units that hold one at once.
+int64_t pool_of_gradients(const StepProgram& program) {
+  std::map<int64_t, std::vector<int64_t>> changes;  // by size
+  for (const Buffer& buffer : program.buffers) {
+    if (buffer.role != Role::kGradients || buffer.is_kept() || buffer.part_of) continue;
+    std::vector<int64_t>& of_size = changes[buffer.bytes];
+    of_size.resize(program.actions.size() + 1);
+    ++of_size[static_cast<size_t>(buffer.from)];
+    --of_size[static_cast<size_t>(buffer.to) + 1];
+    if (buffer.from > buffer.to) ++of_size[0];  // from the step before
+  }
+  int64_t bytes = 0;
+  for (const auto& [size, of_size] : changes) {
+    int64_t now = 0, most = 0;
+    for (const int64_t change : of_size) most = std::max(most, now += change);
+    bytes += most * size;
+  }
+  return bytes;
+}
+
+/// What units in flight hold at most, and the sums of all.
+int64_t pool_of_gathered(const StepProgram& program) {
+  int64_t bytes = gathered_bytes(program);
+  for (const Buffer& buffer : program.buffers)
+    if (buffer.role == Role::kReduced && !buffer.is_kept() && !buffer.part_of) bytes += buffer.bytes;
+  return bytes;
+}
+
+/// At an action, with what is pooled.
+int64_t gathered_at(const HeldBytes& held, const HeldBytes& kept, Pooled pooled, int64_t pool) {
+  if (pooled == Pooled::kGathered) return pool;
+  int64_t bytes = pool;
+  for (const Role role : kGathered)
+    if (pooled == Pooled::kNothing || role != Role::kGradients) bytes += held[role] - kept[role];
+  return bytes;
+}
+
+}  // namespace
+
+int64_t gathered_bytes(const StepProgram& program) {
+  constexpr Role kRoles[] = {Role::kParameters, Role::kSlice, Role::kGradients, Role::kSum};
+  const HeldBytes kept = kept_bytes(program);
+  int64_t most = 0;
+  for (const HeldBytes& held : held_bytes(program)) {
+    int64_t sum = 0;
+    for (const Role role : kRoles) sum += held[role] - kept[role];
+    most = std::max(most, sum);
+  }
+  return most;
+}
+
+int64_t StepPeak::total() const {
+  return sum_of({kept, gathered, activations, boundaries, for_loss, recomputed, decoded});
+}
+
+StepPeak peak_of_step(const StepProgram& program, const BesideProgram& beside) {
+  const HeldBytes kept = kept_bytes(program);
+  const std::vector<HeldBytes> held = held_bytes(program);
+  const std::vector<int64_t> for_loss = held_for_loss(program, beside);
+  const int64_t pool = beside.pooled == Pooled::kGathered         ? pool_of_gathered(program)
+                       : beside.pooled == Pooled::kWholeGradients ? pool_of_gradients(program)
+                                                                  : 0;
+  StepPeak most;
+  for (size_t at = 0; at < held.size(); ++at) {
+    const ActionKind kind = program.actions[at].kind;
+    const StepPeak now{.action = static_cast<int64_t>(at),
+                       .kept = kept.total() - kept[Role::kBoundary],
+                       .gathered = gathered_at(held[at], kept, beside.pooled, pool),
+                       .activations = held[at][Role::kActivations],
+                       .boundaries = held[at][Role::kBoundary],
+                       .for_loss = for_loss[at],
+                       .recomputed = is_backward(kind) ? beside.recomputed : 0,
+                       .decoded = computes(kind) ? beside.decoded : 0};
+    if (now.total() > most.total()) most = now;
+  }
+  return most;
+}
+
+}  // namespace trireme::plan
