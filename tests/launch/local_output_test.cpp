@@ -218,6 +218,15 @@ TEST(LocalOutput, TextBehindABarThatWasClearedIsNoBar) {
             "\r10%\r\x1b[K[r1] hello\r\nthinking\r\n[r1] again\r\n");
 }
 
+TEST(LocalOutput, AnOpenLineIsEndedBeforeTheLauncherSpeaks) {
+  LocalJob job = child_job(2, {"0:trap=TERM ignore", "0:sleep=0.5", "0:raw-err=still here", "1:sleep=0.2",
+                               "1:exit=3", "sleep=30"});
+  job.grace_s = 1.0;
+  const std::string shown = on_terminal(job);
+  EXPECT_NE(shown.find("still here\r\n"), std::string::npos) << shown;
+  EXPECT_NE(shown.find("rank 0 did not stop"), std::string::npos) << shown;
+}
+
 TEST(LocalOutput, RankZeroAloneSeesTheTerminalAndItsWidthAsItIsNow) {
   const TempDir dir;
   const std::string columns = "columns=TRIREME_TTY_FD";
