@@ -12,6 +12,7 @@
 #include "tests/checkpoint/faults.h"
 #include "tests/checkpoint/saved.h"
 #include "trireme/base/error.h"
+#include "trireme/checkpoint/new_folder.h"
 #include "trireme/checkpoint/tensor_file.h"
 
 namespace trireme::checkpoint::testing {
@@ -263,6 +264,17 @@ TEST(Crash, RoomIsReservedBeforeTheFirstByteOfALargeFile) {
     end_faults();
     EXPECT_EQ(std::filesystem::file_size(scratch.path(name)), 0) << name;
   }
+}
+
+TEST(Crash, FileSystemsThatCannotCheckAndRenameAtOnceGetNewFolders) {
+  const Scratch scratch;
+  plan_fault({.fault = Fault::kRenameToFree, .error = EINVAL});
+  NewFolder first(scratch.path("out"), false), second(scratch.path("out"), false);
+  first.folder().write_file("a", "1");
+  first.commit();
+  EXPECT_THROW(second.commit(), EnvironmentError) << "the name is taken";
+  end_faults();
+  EXPECT_EQ(Folder(scratch.path("out")).names(), std::vector<std::string>{"a"});
 }
 
 TEST(Crash, FileSystemsThatReserveNothingAreWrittenTo) {

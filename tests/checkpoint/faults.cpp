@@ -157,6 +157,15 @@ int renameat(int from_folder, const char* from, int to_folder, const char* to) {
   return real<int(int, const char*, int, const char*)>("renameat")(from_folder, from, to_folder, to);
 }
 
+int renameat2(int from_folder, const char* from, int to_folder, const char* to, unsigned flags) noexcept {
+  if (state().counts && state().plan.fault == Fault::kRenameToFree) {
+    errno = state().plan.error;
+    return -1;
+  }
+  using Rename = int(int, const char*, int, const char*, unsigned);
+  return real<Rename>("renameat2")(from_folder, from, to_folder, to, flags);
+}
+
 int mkdirat(int folder, const char* name, mode_t mode) {
   if (state().begins()) return -1;
   return real<int(int, const char*, mode_t)>("mkdirat")(folder, name, mode);

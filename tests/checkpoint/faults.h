@@ -13,12 +13,13 @@ enum class Unsynced {
   kUndone,   ///< neither; zeros where bytes were
 };
 
-enum class Fault { kNone, kKill, kError, kShortWrite, kReserve };
+enum class Fault { kNone, kKill, kError, kShortWrite, kReserve, kRenameToFree };
 
 struct FaultPlan {
   Fault fault = Fault::kNone;
-  int64_t at = 0;  ///< number of the call, from 1; of kReserve, every fallocate fails
-  int error = 0;   ///< errno for kError and kReserve
+  int64_t at = 0;  ///< number of the call, from 1; of kReserve, every fallocate fails, of kRenameToFree every
+                   ///< renameat2
+  int error = 0;   ///< errno for all but kKill and kShortWrite
   Unsynced unsynced = Unsynced::kKept;
 };
 

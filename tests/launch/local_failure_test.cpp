@@ -193,6 +193,15 @@ TEST(LocalFailure, RanksThatAllHangAreNamedAndKilled) {
   EXPECT_LT(outcome.seconds, 10.0);
 }
 
+TEST(LocalFailure, RanksThatHangAtOnceAreNamedTogether) {
+  const TempDir dir;
+  const std::string begun = dir.file("begun-%r");
+  LocalJob job = child_job(2, {"beat=0.1", "pid-file=" + begun, "await-files=" + begun, "stop="});
+  job.silence_s = 0.6;
+  const Outcome outcome = run(job);
+  EXPECT_TRUE(says(outcome, "ranks 0, 1 gave no sign of life for 1 s and are killed")) << outcome.err;
+}
+
 TEST(LocalFailure, ARankThatGivesSignsOfLifeIsWaitedFor) {
   LocalJob job = child_job(2, {"0:beat=2", "1:exit=0"});
   job.silence_s = 0.6;
