@@ -225,6 +225,9 @@ TEST(LocalOutput, AnOpenLineIsEndedBeforeTheLauncherSpeaks) {
   const std::string shown = on_terminal(job);
   EXPECT_NE(shown.find("still here\r\n"), std::string::npos) << shown;
   EXPECT_NE(shown.find("rank 0 did not stop"), std::string::npos) << shown;
+  job = child_job(1, {"raw-err=and here", "sleep=30"});
+  job.limit_s = 1.0;
+  EXPECT_TRUE(on_terminal(job).starts_with("and here\r\n"));
 }
 
 TEST(LocalOutput, RankZeroAloneSeesTheTerminalAndItsWidthAsItIsNow) {
