@@ -3,8 +3,12 @@
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
+#include <atomic>
+
 #include "tests/data/scratch.h"
 #include "trireme/base/error.h"
+#include "trireme/base/heartbeat.h"
+#include "trireme/checkpoint/unfinished.h"
 
 namespace trireme::checkpoint {
 namespace {
@@ -99,6 +103,23 @@ TEST(Folder, FilesAreNewAndWholeOnesReplaceOthers) {
   folder.write_file("a", "newer");
   EXPECT_EQ(slurp(scratch.path("a")), "newer");
   EXPECT_EQ(folder.names(), (std::vector<std::string>{"a", "link"}));
+}
+
+TEST(Folder, ReadingAndWritingAreSignsOfLife) {
+  static std::atomic<uint64_t> beats = 0;
+  count_beats_in(beats);
+  const auto given_by = [](const auto& work) {
+    const uint64_t before = beats;
+    work();
+    return beats - before;
+  };
+  const Scratch scratch;
+  OutputFile file = Folder(scratch.path("")).create_file("a");
+  UnfinishedFile unfinished(scratch.path("b"));
+  EXPECT_GT(given_by([&] { file.append("abc", 3); }), 0u);
+  EXPECT_GT(given_by([&] { unfinished.write(0, "abc", 3); }), 0u);
+  file.finish();
+  EXPECT_GT(given_by([&] { InputFile(scratch.path("a")).text(3); }), 0u);
 }
 
 TEST(Folder, WhatItMakesCanBeReadByAllAndWrittenByItsOwner) {
