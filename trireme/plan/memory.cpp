@@ -338,7 +338,8 @@ RankBytes bytes_of_rank(const Config& config, const ModelFacts& facts, const Bat
   const int64_t beside_buckets = config.parallel.bucket_mib > 0.0 && !staged ? bytes.activations : 0;
   bytes.step = peak_of_step(program, {.loss_stage = stage.value_or(-1),
                                       .loss_at_work = loss.at_work,
-                                      .kept_by_pass = sum_of({loss.kept, beside_buckets}),
+                                      .loss_kept = loss.kept,
+                                      .activations = beside_buckets,
                                       .recomputed = bytes.recomputed,
                                       .decoded = bytes.decoded,
                                       .pooled = pooled_by(config, mesh.of_engine().dp_size(), device)});

@@ -29,9 +29,13 @@ std::optional<int64_t> computing(const StepProgram& program, const Pass& pass, b
   return found;
 }
 
-/// What each action holds for the loss: that of a micro-batch whose backward pass has not begun.
-std::vector<int64_t> held_for_loss(const StepProgram& program, const BesideProgram& beside) {
-  std::vector<int64_t> held(program.actions.size());
+/// What each action holds of the micro-batches of a stage whose backward pass has not ended.
+struct OfLoss {
+  std::vector<int64_t> loss, activations;
+};
+
+OfLoss held_for_loss(const StepProgram& program, const BesideProgram& beside) {
+  OfLoss held{std::vector<int64_t>(program.actions.size()), std::vector<int64_t>(program.actions.size())};
   std::map<int64_t, int64_t> made;  // by micro-batch, the action that made its loss
   for (const Pass& pass : program.passes) {
     if (pass.stage != beside.loss_stage) continue;
@@ -40,10 +44,12 @@ std::vector<int64_t> held_for_loss(const StepProgram& program, const BesideProgr
     if (!at) continue;
     if (forward) {
       made[pass.micro_batch] = *at;
-      held[static_cast<size_t>(*at)] += beside.loss_at_work;
+      held.loss[static_cast<size_t>(*at)] += beside.loss_at_work;
     } else if (const auto begun = made.extract(pass.micro_batch)) {
-      for (int64_t action = begun.mapped(); action <= *at; ++action)
-        held[static_cast<size_t>(action)] += beside.kept_by_pass;
+      for (auto action = static_cast<size_t>(begun.mapped()); action <= static_cast<size_t>(*at); ++action) {
+        held.activations[action] += beside.activations;
+        if (action < static_cast<size_t>(*at)) held.loss[action] += beside.loss_kept;
+      }
     }
   }
   return held;
@@ -107,7 +113,7 @@ int64_t StepPeak::total() const {
 StepPeak peak_of_step(const StepProgram& program, const BesideProgram& beside) {
   const HeldBytes kept = kept_bytes(program);
   const std::vector<HeldBytes> held = held_bytes(program);
-  const std::vector<int64_t> for_loss = held_for_loss(program, beside);
+  const OfLoss of_loss = held_for_loss(program, beside);
   const int64_t pool = beside.pooled == Pooled::kGathered         ? pool_of_gathered(program)
                        : beside.pooled == Pooled::kWholeGradients ? pool_of_gradients(program)
                                                                   : 0;
@@ -117,9 +123,9 @@ StepPeak peak_of_step(const StepProgram& program, const BesideProgram& beside) {
     const StepPeak now{.action = static_cast<int64_t>(at),
                        .kept = kept.total() - kept[Role::kBoundary],
                        .gathered = gathered_at(held[at], kept, beside.pooled, pool),
-                       .activations = held[at][Role::kActivations],
+                       .activations = held[at][Role::kActivations] + of_loss.activations[at],
                        .boundaries = held[at][Role::kBoundary],
-                       .for_loss = for_loss[at],
+                       .for_loss = of_loss.loss[at],
                        .recomputed = is_backward(kind) ? beside.recomputed : 0,
                        .decoded = computes(kind) ? beside.decoded : 0};
     if (now.total() > most.total()) most = now;

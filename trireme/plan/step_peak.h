@@ -18,7 +18,8 @@ enum class Pooled {
 struct BesideProgram {
   int64_t loss_stage = -1;   ///< the stage whose passes make the loss; -1: no stage of this rank does
   int64_t loss_at_work = 0;  ///< in the last forward action of such a pass
-  int64_t kept_by_pass = 0;  ///< from that action on, up to the first one of the micro-batch's backward pass
+  int64_t loss_kept = 0;     ///< from that action on, until the first one of the micro-batch's backward pass
+  int64_t activations = 0;   ///< from that action on, up to that one, where the program has none
   int64_t recomputed = 0;    ///< by a unit that is computed again, in its backward pass
   int64_t decoded = 0;       ///< in forward and backward passes of units
   Pooled pooled = Pooled::kNothing;
