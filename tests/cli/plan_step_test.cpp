@@ -141,8 +141,8 @@ TEST(PlanStep, KeepsBetweenStepsWhatADryRunPredicts) {
     if (counts && buffer["part_of"].is_null()) kept += buffer["bytes"].get<int64_t>();
   }
   const auto& predicted = dry["peak_bytes_per_rank"];
-  EXPECT_EQ(kept, predicted["state"]);
-  EXPECT_LE(json["peak"]["held_bytes"]["total"], predicted["state"].get<int64_t>() +
+  EXPECT_EQ(kept, dry["state_bytes_per_rank"]["total"]);
+  EXPECT_LE(json["peak"]["held_bytes"]["total"], predicted["kept"].get<int64_t>() +
                                                      predicted["gathered"].get<int64_t>() +
                                                      predicted["activations"].get<int64_t>());
 }
@@ -240,6 +240,24 @@ TEST(PlanStep, OfAPipelineIsTheProgramOfTheRank) {
     EXPECT_EQ(json["sent_bytes_per_step"]["boundaries"], 4 * (4 * 128 * 128 * 4));
     EXPECT_TRUE(contains(json["recording_obstacle"].get<std::string>(), "communicate")) << json;
   }
+}
+
+/// What is kept for backward is what the run will keep, which memory.recompute=auto decides.
+TEST(PlanStep, OfAPipelineKeepsWhatTheRunWillKeep) {
+  plan::Config config;
+  config.model = plan::find_preset("llama-1b").model;
+  config.precision.compute = plan::Dtype::kBf16;
+  config.parallel.pp = 2;
+  config.memory.recompute = plan::Recompute::kAuto;
+  const RunPlan by_itself = plan_run(config, plan::Device::kCuda, 2);
+  EXPECT_EQ(by_itself.config.memory.recompute, plan::Recompute::kCheap);
+  config.memory.recompute = plan::Recompute::kCheap;
+  const RunPlan cheap = plan_run(config, plan::Device::kCuda, 2);
+  EXPECT_EQ(planned_texts(by_itself), planned_texts(cheap));
+  config.memory.recompute = plan::Recompute::kNone;
+  EXPECT_NE(planned_texts(by_itself), planned_texts(plan_run(config, plan::Device::kCuda, 2)));
+  for (const int64_t rank : {0, 1})
+    EXPECT_TRUE(planned_step(by_itself, rank).program == planned_step(cheap, rank).program);
 }
 
 TEST(PlanStep, FitsNarrowTerminals) {

@@ -38,10 +38,10 @@ TEST(TrainDryRun, PrintsThePlanAndStartsNothing) {
   EXPECT_EQ(json["state_bytes_per_rank"]["gradients"], 4 * (params / 4));
   EXPECT_EQ(json["state_bytes_per_rank"]["optimizer"], 8 * (params / 4));
   const auto peak = json["peak_bytes_per_rank"];
-  EXPECT_EQ(peak["state"], json["state_bytes_per_rank"]["total"]);
+  EXPECT_LE(peak["kept"], json["state_bytes_per_rank"]["total"]) << "sums of gradients come and go";
   EXPECT_EQ(peak["logits"], 2 * 128 * 50257 * 4);  // micro-batch x data.seq_len x vocabulary, fp32
   EXPECT_GT(peak["activations"], 0);
-  EXPECT_EQ(peak["total"], peak["state"].get<int64_t>() + peak["gathered"].get<int64_t>() +
+  EXPECT_EQ(peak["total"], peak["kept"].get<int64_t>() + peak["gathered"].get<int64_t>() +
                                peak["activations"].get<int64_t>() + peak["logits"].get<int64_t>() +
                                peak["process"].get<int64_t>());
 

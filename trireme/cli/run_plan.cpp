@@ -260,7 +260,7 @@ std::string to_json(const RunPlan& run, const plan::Config& config) {
                       {"total", held.total()}};
   const auto peak_of = [](const plan::RankBytes& bytes) {
     const plan::StepPeak& step = bytes.step;
-    Json peak = {{"state", step.kept},      {"gathered", step.gathered}, {"activations", step.activations},
+    Json peak = {{"kept", step.kept},       {"gathered", step.gathered}, {"activations", step.activations},
                  {"logits", step.for_loss}, {"process", bytes.baseline}, {"total", bytes.peak()}};
     if (step.recomputed > 0) peak["recomputed"] = step.recomputed;
     if (step.decoded > 0) peak["decoded"] = step.decoded;
