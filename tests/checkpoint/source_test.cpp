@@ -4,6 +4,8 @@
 #include <gtest/gtest.h>
 
 #include "tests/checkpoint/saved.h"
+#include "trireme/base/error.h"
+#include "trireme/checkpoint/model_folder.h"
 
 namespace trireme::checkpoint::testing {
 namespace {
@@ -23,6 +25,31 @@ TEST(Source, ConvertedTensorsAreTheSameBitForBit) {
   const auto again = open_source(scratch.path("converted/" + converted));
   EXPECT_EQ(again->tensors(), saved->tensors());
   EXPECT_TRUE(compare(*saved, *again).empty());
+}
+
+TEST(Source, NumbersAreNarrowedAndOtherTensorsStayAsTheyAre) {
+  const Scratch scratch;
+  Store store(scratch.path("checkpoints"));
+  const std::string name = save(store, {.replicas = 1, .shards = 1, .stages = 1, .tensor = 1}, 7);
+  const auto saved = open_source(store.folder().path_of(name));
+  std::filesystem::create_directory(scratch.path("out"));
+  write_model_files(Folder(scratch.path("out")), *saved, {"embedding", "odd.scalar", "odd.flags"},
+                    {.dtype = "BF16"});
+  const auto narrow = open_source(scratch.path("out"));
+  EXPECT_EQ(narrow->tensors().at("embedding").dtype, "BF16");
+  EXPECT_EQ(narrow->tensors().at("odd.scalar").dtype, "I64");
+  EXPECT_EQ(narrow->tensors().at("odd.flags").dtype, "BOOL");
+}
+
+TEST(Source, NumbersOfSixBitsAreListedAndNotRead) {
+  const Scratch scratch;
+  const std::string json = R"({"six":{"dtype":"F6_E2M3","shape":[4],"data_offsets":[0,3]}})";
+  std::string file(8, '\0');
+  file[0] = static_cast<char>(json.size());
+  const auto source = open_source(scratch.write("six.safetensors", file + json + "abc"));
+  EXPECT_EQ(source->tensors().at("six").numel(), 4);
+  char bytes[4];
+  EXPECT_THROW(source->read("six", plan::Region::whole({4}), bytes), DataError);
 }
 
 TEST(Source, TensorsThatOneOfTwoLacksDiffer) {

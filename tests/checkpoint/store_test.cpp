@@ -98,6 +98,7 @@ TEST(Store, ASaveThatDidNotEndIsPassedOverAndIsNoDamage) {
   EXPECT_EQ(nothing.checkpoint, nullptr);
   EXPECT_EQ(nothing.passed_over.size(), 1u);
   EXPECT_EQ(nothing.damaged, 0);
+  EXPECT_EQ(list_checkpoints(Folder(scratch.path("checkpoints"))).at(0).step, 3);
   scratch.write("checkpoints/step-00000004/COMMIT.json", "not a commit");
   EXPECT_EQ(newest_checkpoint(Folder(scratch.path("checkpoints"))).damaged, 1);
 }
