@@ -1,5 +1,6 @@
 // A save, its commit and the removal of the checkpoint before, ended or failed at every system call that they
 // make. Whatever is left, a checkpoint that is whole is found, and the next run can save again.
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/wait.h>
@@ -259,8 +260,13 @@ TEST(Crash, RoomIsReservedBeforeTheFirstByteOfALargeFile) {
          write_tensor_file(folder, "model.safetensors", source, {whole_entry(source, "a")}, {});
        }}};
   for (const auto& [name, write] : writers) {
+    write();
+    const auto bytes = std::filesystem::file_size(scratch.path(name));
+    for (const std::string& written : folder.names()) folder.remove(written);
     plan_fault({.fault = Fault::kReserve, .error = ENOSPC});
-    EXPECT_THAT(message_of<EnvironmentError>(write), ::testing::HasSubstr("cannot reserve")) << name;
+    EXPECT_THAT(message_of<EnvironmentError>(write),
+                ::testing::HasSubstr(fmt::format("cannot reserve {} bytes", bytes)))
+        << name;
     end_faults();
     EXPECT_EQ(std::filesystem::file_size(scratch.path(name)), 0) << name;
   }
