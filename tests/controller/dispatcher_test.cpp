@@ -125,6 +125,41 @@ TEST(Dispatcher, AWorkerThatDoesNotAnswerIsNamedAsStopped) {
   EXPECT_TRUE(has(said, "worker 1 (pid 4242 on elsewhere) has not answered for")) << said;
 }
 
+/// Five times as long as answers took: 1.5 s after those of 0.3 s, where half a second is the least.
+TEST(Dispatcher, AWorkerThatAnswersSlowlyGetsMoreTime) {
+  const Server server(1, true, [](DispatcherSettings& settings) { settings.silence_s = 0.5; });
+  Connection slow = server.by_hand(Role::kWorker, 0);
+  for (int answers = 0; answers < 4;) {
+    const Frame frame = slow.receive(after_seconds(10));
+    if (!is<Ping>(frame)) continue;
+    std::this_thread::sleep_for(std::chrono::milliseconds(300));
+    send(slow, Pong{.number = message_of<Ping>(frame).number});
+    ++answers;
+  }
+  const double began = monotonic_seconds();
+  const std::string said = error_from([&] {
+    while (true) {
+      const Frame frame = slow.receive(after_seconds(20));
+      if (is<Failed>(frame)) throw CommError("{}", message_of<Failed>(frame).text);
+    }
+  });
+  EXPECT_TRUE(has(said, "worker 0 (pid 4242 on elsewhere) has not answered for")) << said;
+  EXPECT_GT(monotonic_seconds() - began, 1.2);
+}
+
+TEST(AnswerTimes, LeaveOutTheSlowestOfAHundred) {
+  AnswerTimes times;
+  EXPECT_EQ(times.percentile_99(), 0.0);
+  times.add(7.0);
+  EXPECT_EQ(times.percentile_99(), 7.0);
+  for (int i = 0; i < 98; ++i) times.add(0.01 * i);
+  EXPECT_EQ(times.percentile_99(), 7.0) << "of fewer than a hundred the slowest";
+  times.add(0.5);
+  EXPECT_EQ(times.percentile_99(), 0.97);
+  times.add(3.0);
+  EXPECT_EQ(times.percentile_99(), 0.97) << "7 is forgotten";
+}
+
 TEST(Dispatcher, MissingWorkersAreNamedAtTheDeadline) {
   Server server(4, true, [](DispatcherSettings& settings) { settings.timeout_s = 0.5; });
   RecordingWorker one(server, 2);

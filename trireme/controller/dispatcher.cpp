@@ -25,6 +25,7 @@ constexpr double kLeave_s = 2.0;  ///< for a peer to read its last message and c
 constexpr double kWorkersEnd_s = 5.0;
 constexpr double kRunEnd_s = 120.0;  ///< for workers that save a run before they end
 constexpr double kLookEvery_s = 0.1;
+constexpr double kMostSilence_s = 30.0, kSlowAnswers = 5.0;
 constexpr double kTellEvery_s = 1e-3;
 constexpr uint64_t kTellAfter = 1000;  ///< instructions
 constexpr size_t kMostPeers = 1024, kMostStrangers = 64;
@@ -37,6 +38,7 @@ struct Dispatcher::Peer {
   Connection connection;
   Gate gate;
   double came = 0.0, heard = 0.0, pinged = 0.0;
+  std::optional<double> asked = {};  ///< when the oldest ping left that it has not answered
   std::optional<Hello> hello = {};
   int64_t number = -1;    ///< of a worker
   uint64_t executed = 0;  ///< of this session
@@ -158,7 +160,10 @@ void Dispatcher::handle(Peer& peer, const Frame& frame) {
     return peer.connection.set_most_body(kMostBodyBytes);
   }
   if (!peer.hello) return greet(peer, message_of<Hello>(frame));
-  if (is<Pong>(frame)) return;
+  if (is<Pong>(frame)) {
+    if (peer.is(Role::kWorker) && peer.asked) answers_.add(now_ - *peer.asked);
+    return peer.asked.reset();
+  }
   if (is<StatusRequest>(frame)) return post(peer, status());
   if (is<Bye>(frame)) {
     peer.failed = peer.failed || peer.hello->role != Role::kWorker;
@@ -462,11 +467,16 @@ void Dispatcher::lose_world(const Failed& cause) {
   if (settings_.owned) fatal_ = cause.text;
 }
 
+double Dispatcher::most_silence() const {
+  const double slow = std::min(kMostSilence_s, kSlowAnswers * answers_.percentile_99());
+  return std::max(settings_.silence_s, slow);
+}
+
 void Dispatcher::look_for_silence() {
   for (Peer* const worker : std::vector<Peer*>(workers_)) {
     if (worker == nullptr || worker->gone) continue;
     const double silent_s = now_ - worker->heard;
-    if (silent_s >= settings_.silence_s) {
+    if (silent_s >= most_silence()) {
       const std::string text = fmt::format(
           "[controller.serve] {} has not answered for {:.1f} s: it is stopped, or its machine hangs",
           worker->name(), silent_s);
@@ -477,6 +487,7 @@ void Dispatcher::look_for_silence() {
     if (!peer->hello || peer->gone || peer->leaves_by || now_ - peer->pinged < settings_.silence_s / 4)
       continue;
     peer->pinged = now_;
+    if (!peer->asked) peer->asked = now_;
     post(*peer, Ping{.number = ++pings_});
   }
 }

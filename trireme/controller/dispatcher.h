@@ -13,6 +13,7 @@
 #include "trireme/base/build_info.h"
 #include "trireme/base/env.h"
 #include "trireme/controller/address.h"
+#include "trireme/controller/answer_times.h"
 #include "trireme/controller/messages.h"
 #include "trireme/launch/running_time.h"
 
@@ -22,9 +23,11 @@ struct DispatcherSettings {
   Address address = {.path = {}, .port = kDefaultPort};
   int64_t workers = 1;
   double timeout_s = 300.0;  ///< for all workers to come
-  double silence_s = 2.0;    ///< without a sign of life a worker counts as stopped
-  bool owned = false;        ///< ends with its client, or with a worker
-  int stop_fd = -1;          ///< as stop(), once it can be read
+  /// Without a sign of life for so long, and for five times the 99th percentile of answers, a worker counts
+  /// as stopped. On a machine that starves its workers they answer slowly, and get more time, at most 30 s.
+  double silence_s = 2.0;
+  bool owned = false;  ///< ends with its client, or with a worker
+  int stop_fd = -1;    ///< as stop(), once it can be read
   size_t most_queued = kMostQueuedBytes;
   std::string version = kVersion, build = build_id();
   std::function<void(const std::string&)> say = {};  ///< a line for people: who comes and goes
@@ -82,6 +85,7 @@ class Dispatcher {
   // What goes wrong.
   void worker_failed(Peer& peer, Failed failed);
   void lose_world(const Failed& cause);
+  double most_silence() const;
   void look_for_silence();
   void look_for_missing();
   void say_goodbye();
@@ -103,6 +107,7 @@ class Dispatcher {
   bool formed_ = false, in_session_ = false, stop_ = false, ending_ = false;
   bool has_run_ = false;  ///< workers have been given an action of a run
   uint64_t session_ = 0, submitted_ = 0, told_ = 0, pings_ = 0;
+  AnswerTimes answers_;  ///< of workers
   double told_at_ = 0.0;
   std::optional<Failed> suspect_;  ///< a worker that has lost a peer; the peer's own word may be on its way
   double judged_at_ = 0.0;
