@@ -39,10 +39,10 @@ TEST(TrainDryRun, PrintsThePlanAndStartsNothing) {
   EXPECT_EQ(json["state_bytes_per_rank"]["optimizer"], 8 * (params / 4));
   const auto peak = json["peak_bytes_per_rank"];
   EXPECT_LE(peak["kept"], json["state_bytes_per_rank"]["total"]) << "sums of gradients come and go";
-  EXPECT_EQ(peak["logits"], 2 * 128 * 50257 * 4);  // micro-batch x data.seq_len x vocabulary, fp32
+  EXPECT_EQ(peak["loss"], 2 * 128 * 50257 * 4);  // micro-batch x data.seq_len x vocabulary, fp32
   EXPECT_GT(peak["activations"], 0);
   EXPECT_EQ(peak["total"], peak["kept"].get<int64_t>() + peak["gathered"].get<int64_t>() +
-                               peak["activations"].get<int64_t>() + peak["logits"].get<int64_t>() +
+                               peak["activations"].get<int64_t>() + peak["loss"].get<int64_t>() +
                                peak["process"].get<int64_t>());
 
   const Outcome text = front.run(command);
@@ -108,7 +108,7 @@ TEST(TrainDryRun, OfAPipelineShowsItsStagesAndTheMemoryOfEachRank) {
   const int64_t made = 4 * 128 * 128 * 4;  // by the first stage
   EXPECT_EQ(peaks[0]["activations"], 6 * peaks[1]["activations"].get<int64_t>() + 2 * made)
       << "three blocks of two micro-batches, beside one of one";
-  EXPECT_EQ(peaks[0]["logits"], 0);
+  EXPECT_EQ(peaks[0]["loss"], 0);
   const std::string text = front.run(command).out;
   for (const char* words : {"1f1b, 2 stages of 3, 1 blocks", "pp rank 0", "pp rank 1", "received"})
     EXPECT_TRUE(contains(text, words)) << words << " in " << text;

@@ -14,7 +14,7 @@ namespace {
 Config llama_of(const std::vector<std::string>& more) {
   std::vector<std::string> keys = {"model.preset=llama-1b", "model.n_layers=4",       "model.d_model=128",
                                    "model.n_heads=4",       "model.n_kv_heads=4",     "model.d_ff=256",
-                                   "model.vocab_size=1024", "data.seq_len=128",       "train.global_batch=32",
+                                   "model.vocab_size=4096", "data.seq_len=128",       "train.global_batch=32",
                                    "train.micro_batch=2",   "precision.compute=bf16", "optim.lr=1e-3",
                                    "memory.recompute=none"};
   keys.insert(keys.end(), more.begin(), more.end());
@@ -34,6 +34,13 @@ int64_t counted_at(const StepProgram& program, int64_t action) {
   for (const Buffer& buffer : program.buffers)
     if (!buffer.part_of && buffer.has_memory_at(action)) bytes += buffer.bytes;
   return bytes;
+}
+
+bool is_backward_of(const StepProgram& program, int64_t action, int64_t stage) {
+  return std::ranges::any_of(program.passes, [&](const Pass& pass) {
+    const bool backward = pass.kind == Pass::Kind::kBackward || pass.kind == Pass::Kind::kBackwardInput;
+    return backward && pass.stage == stage && pass.begin <= action && action < pass.end;
+  });
 }
 
 const std::vector<std::vector<std::string>> kRuns = {
@@ -93,6 +100,47 @@ TEST(StepPeak, HasGradientsThatArePooledAllTheTime) {
   EXPECT_EQ(pooled.kept, kept_bytes(program).total());
 }
 
+/// Each stage has a pool of its own, whose pieces are as large as its largest block.
+TEST(StepPeak, HasAPoolOfGradientsForEachStage) {
+  for (const char* vocabulary : {"model.vocab_size=4096", "model.vocab_size=512"}) {
+    const StepProgram program = program_of(
+        llama_of({"parallel.policy=fsdp", "parallel.pp=2", "pipeline.schedule=interleaved_1f1b", vocabulary}),
+        4);
+    const auto is_root = [&](int64_t unit) {
+      return program.units[static_cast<size_t>(unit)].name.starts_with("root");
+    };
+    int64_t block = 0, pool = 0, stages = 0;
+    for (const Buffer& buffer : program.buffers)
+      if (buffer.role == Role::kGradients && !is_root(buffer.unit)) block = std::max(block, buffer.bytes);
+    for (int64_t first = 0; first < std::ssize(program.units); ++first) {
+      if (!is_root(first)) continue;
+      ++stages;
+      int64_t end = first + 1;
+      while (end < std::ssize(program.units) && !is_root(end)) ++end;
+      for (const bool larger : {false, true}) {
+        int64_t most = 0, piece = block;
+        for (int64_t at = 0; at < std::ssize(program.actions); ++at) {
+          int64_t count = 0;
+          for (const Buffer& buffer : program.buffers) {
+            const bool counts = buffer.role == Role::kGradients && buffer.unit >= first &&
+                                buffer.unit < end && (buffer.bytes > block) == larger &&
+                                buffer.has_memory_at(at);
+            if (!counts) continue;
+            ++count;
+            piece = std::max(piece, buffer.bytes);
+          }
+          most = std::max(most, count);
+        }
+        pool += most * piece;
+      }
+    }
+    EXPECT_EQ(stages, 2);
+    EXPECT_EQ(peak_of_step(program, {.pooled = Pooled::kWholeGradients}).total(),
+              peak_of_step(program, {}).total() + pool)
+        << vocabulary;
+  }
+}
+
 /// A CPU's pools keep what any moment of the step took.
 TEST(StepPeak, HasAllThatIsGatheredAllTheTimeOnACpu) {
   for (const std::vector<std::string>& run : kRuns) {
@@ -142,6 +190,9 @@ TEST(StepPeak, HasTheLossOfEachMicroBatchFromItsForwardPassUntilItsBackwardPass)
           << run.back() << ", stage " << stage;
       EXPECT_GE(peak({.loss_stage = stage, .activations = kMuch}).activations, in_flight * kMuch)
           << run.back() << ", stage " << stage;
+      const StepPeak again = peak({.loss_stage = stage, .loss_again = kMuch});
+      EXPECT_EQ(again.for_loss, kMuch);
+      EXPECT_TRUE(is_backward_of(program, again.action, stage)) << run.back();
       // When the last unit's backward pass begins, the loss's has ended.
       const StepPeak backward = peak({.loss_stage = stage, .activations = kMuch, .recomputed = kMuch});
       EXPECT_EQ(backward.recomputed, kMuch);

@@ -260,8 +260,8 @@ std::string to_json(const RunPlan& run, const plan::Config& config) {
                       {"total", held.total()}};
   const auto peak_of = [](const plan::RankBytes& bytes) {
     const plan::StepPeak& step = bytes.step;
-    Json peak = {{"kept", step.kept},       {"gathered", step.gathered}, {"activations", step.activations},
-                 {"logits", step.for_loss}, {"process", bytes.baseline}, {"total", bytes.peak()}};
+    Json peak = {{"kept", step.kept},     {"gathered", step.gathered}, {"activations", step.activations},
+                 {"loss", step.for_loss}, {"process", bytes.baseline}, {"total", bytes.peak()}};
     if (step.recomputed > 0) peak["recomputed"] = step.recomputed;
     if (step.decoded > 0) peak["decoded"] = step.decoded;
     if (step.boundaries > 0) peak["boundaries"] = step.boundaries;
@@ -286,7 +286,7 @@ std::string to_json(const RunPlan& run, const plan::Config& config) {
   const Json memory = {{"bytes", known ? Json(run.there.bytes) : Json()},
                        {"ranks_sharing", run.there.ranks},
                        {"fits", known ? Json(run.fits()) : Json()}};
-  return Json{{"schema", "trireme.run-plan/1"},
+  return Json{{"schema", "trireme.run-plan/2"},
               {"name", config.name},
               {"device", plan::name(run.device)},
               {"ranks", run.ranks},

@@ -309,12 +309,13 @@ std::string StepText::totals() const {
   if (view_.planned) {
     const RunPlan& run = *view_.planned;
     const plan::RankBytes& needed = run.by_pp_rank[static_cast<size_t>(pp_rank_of(run, view_.rank))];
-    const std::string decoded =
-        needed.decoded > 0 ? fmt::format("decoded weights {}, ", bytes_text(needed.decoded)) : "";
-    table.add_row(
-        {"in addition", fmt::format("predicted: {} {}, {}process {}",
-                                    needed.logits >= needed.recomputed ? "logits" : "a block again",
-                                    bytes_text(needed.of_a_pass()), decoded, bytes_text(needed.baseline))});
+    std::vector<std::string> more;
+    for (const auto& [bytes, what] : {std::pair{needed.step.for_loss, "for the loss"},
+                                      {needed.step.recomputed, "a block again"},
+                                      {needed.step.decoded, "decoded weights"},
+                                      {needed.baseline, "process"}})
+      if (bytes > 0) more.push_back(fmt::format("{} {}", what, bytes_text(bytes)));
+    table.add_row({"in addition", "predicted: " + join(more, ", ")});
   }
   table.add_row({"CUDA graphs", obstacle.empty() ? "passes can be recorded" : "no: " + obstacle});
   return table.to_string(columns_);

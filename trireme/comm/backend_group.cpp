@@ -453,15 +453,10 @@ void BackendGroup::recv(at::Tensor& tensor, int64_t from) {
   });
 }
 
-/// A blocking send ends once the other side receives, so in a ring of them some ranks receive first.
+/// Whoever waits for its own message first would wait for a rank that does so, too. What NCCL is given
+/// between the start and the end of a group it launches at once; a group that stays open would take in all
+/// that follows.
 void BackendGroup::send_recv(const at::Tensor& mine, int64_t to, at::Tensor& theirs, int64_t from) {
-  if (spec_.device.is_cpu()) {
-    const bool sends_first = rank() < to;
-    if (sends_first) send(mine, to);
-    recv(theirs, from);
-    if (!sends_first) send(mine, to);
-    return;
-  }
   check_tensor(call(Collective::kSend), "tensor", mine);
   check_peer(call(Collective::kSend), to, rank());
   check_tensor(call(Collective::kRecv), "tensor", theirs);
@@ -469,9 +464,19 @@ void BackendGroup::send_recv(const at::Tensor& mine, int64_t to, at::Tensor& the
   run(Collective::kSend, bytes_in(mine) + bytes_in(theirs), [&] {
     std::vector<at::Tensor> sent = {bytes_of(mine)}, received = {bytes_of(theirs)};
     given_bytes_ += bytes_in(mine);
+    if (spec_.device.is_cpu()) {
+      const auto arrives = backend_->recv(received, to_int(from), kTag);
+      backend_->send(sent, to_int(to), kTag)->wait();
+      return arrives;
+    }
     backend_->startCoalescing();
-    backend_->send(sent, to_int(to), kTag);
-    backend_->recv(received, to_int(from), kTag);
+    try {
+      backend_->send(sent, to_int(to), kTag);
+      backend_->recv(received, to_int(from), kTag);
+    } catch (...) {
+      backend_->endCoalescing();
+      throw;
+    }
     return backend_->endCoalescing();
   });
 }

@@ -18,7 +18,7 @@ constexpr int kUnroll = 4;  // packs that a thread has in flight
 template <typename Scalar>
 struct Task {
   float* loss;
-  const Scalar* logits;
+  const Scalar* logits;  ///< plain loads alone: others could be moved behind writes to the same memory
   const int64_t* targets;
   int64_t rows, classes, stride;
   float scale;

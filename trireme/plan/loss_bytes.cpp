@@ -68,7 +68,7 @@ int64_t at_work_on_part(const Config& config, int64_t tokens, int64_t rows, Devi
   return at_most_62_bits(std::min(logits * kTwice, chunk) * (1.0 + element / kTwice));
 }
 
-/// That of a model in one piece: the head's input counts as activations, and models of images have whole
+/// The loss of a model in one piece: the head's input counts as activations, and models of images have whole
 /// logits.
 LossBytes loss_of_whole(const Config& config, const ModelFacts& facts, int64_t tokens, Device device) {
   if (facts.split.ranks > 1 || (device == Device::kCuda && !reads_images(config.model.family)))
@@ -87,7 +87,8 @@ LossBytes loss_of_rank(const Config& config, const ModelFacts& facts, int64_t to
   if (!plan.schedule.spread_head) return loss_of(config, facts, tokens, device);
   const auto& rows = plan.split.vocabulary;
   const auto rank = static_cast<size_t>(pp_rank);
-  return {.kept = at_work_on_part(config, tokens, rows[rank + 1] - rows[rank], device)};
+  const int64_t at_work = at_work_on_part(config, tokens, rows[rank + 1] - rows[rank], device);
+  return {.at_work = at_work, .at_work_again = at_work};
 }
 
 }  // namespace trireme::plan

@@ -334,15 +334,18 @@ RankBytes bytes_of_rank(const Config& config, const ModelFacts& facts, const Bat
                   .recomputed = recomputed_block(config, facts, sequences, device),
                   .decoded = decoded_bytes(facts, bytes_of(config.precision.compute)),
                   .baseline = process_baseline(device, ranks)};
+  const EngineSetting setting = engine_setting(config, mesh, batch.accumulation, device);
+  const EngineSetting summing = staged ? setting_in_stages(setting, plan.schedule) : setting;
   // Buckets say nothing of activations in their program.
   const int64_t beside_buckets = config.parallel.bucket_mib > 0.0 && !staged ? bytes.activations : 0;
   bytes.step = peak_of_step(program, {.loss_stage = stage.value_or(-1),
                                       .loss_at_work = loss.at_work,
+                                      .loss_again = loss.at_work_again,
                                       .loss_kept = loss.kept,
                                       .activations = beside_buckets,
                                       .recomputed = bytes.recomputed,
                                       .decoded = bytes.decoded,
-                                      .pooled = pooled_by(config, mesh.of_engine().dp_size(), device)});
+                                      .pooled = pooled_by(config, summing.shard_ranks(), device)});
   if (!saves_in_place(config, device))
     bytes.saved_copy = saved_copy_bytes(config, facts, mesh, plan, pp_rank);
   if (device == Device::kCuda) bytes.pinned_copy = pinned_bytes(bytes.saved_copy);

@@ -4,9 +4,11 @@
 #include <initializer_list>
 #include <map>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "trireme/plan/large_bytes.h"
+#include "trireme/plan/model_facts.h"
 
 namespace trireme::plan {
 namespace {
@@ -46,6 +48,7 @@ OfLoss held_for_loss(const StepProgram& program, const BesideProgram& beside) {
       made[pass.micro_batch] = *at;
       held.loss[static_cast<size_t>(*at)] += beside.loss_at_work;
     } else if (const auto begun = made.extract(pass.micro_batch)) {
+      held.loss[static_cast<size_t>(*at)] += beside.loss_again;
       for (auto action = static_cast<size_t>(begun.mapped()); action <= static_cast<size_t>(*at); ++action) {
         held.activations[action] += beside.activations;
         if (action < static_cast<size_t>(*at)) held.loss[action] += beside.loss_kept;
@@ -55,22 +58,47 @@ OfLoss held_for_loss(const StepProgram& program, const BesideProgram& beside) {
   return held;
 }
 
-/// The sizes of whole gradients that come and go, each as often as there are units that hold one at once.
+/// The stage of each unit, by the passes that run it.
+std::vector<int64_t> stages_of_units(const StepProgram& program) {
+  std::vector<int64_t> stages(program.units.size());
+  for (const Action& action : program.actions)
+    if (action.computes() && action.unit >= 0) stages[static_cast<size_t>(action.unit)] = action.stage;
+  return stages;
+}
+
+/// The least piece of a stage's pool, as DataParallel::symmetric_pool() has it: that of its largest block.
+/// The first unit of a stage is its root.
+std::map<int64_t, int64_t> least_pieces(const StepProgram& program, const std::vector<int64_t>& stages) {
+  std::map<int64_t, int64_t> roots, least;
+  for (size_t unit = stages.size(); unit-- > 0;) roots[stages[unit]] = static_cast<int64_t>(unit);
+  for (const Buffer& buffer : program.buffers) {
+    if (buffer.role != Role::kGradients) continue;
+    const int64_t stage = stages[static_cast<size_t>(buffer.unit)];
+    const bool is_head = program.units[static_cast<size_t>(buffer.unit)].name == kHeadUnit;
+    if (buffer.unit != roots[stage] && !is_head) least[stage] = std::max(least[stage], buffer.bytes);
+  }
+  return least;
+}
+
+/// The sizes of whole gradients that come and go, each as often as units of a stage hold one at once.
 int64_t pool_of_gradients(const StepProgram& program) {
-  std::map<int64_t, std::vector<int64_t>> changes;  // by size
+  const std::vector<int64_t> stages = stages_of_units(program);
+  std::map<int64_t, int64_t> least = least_pieces(program, stages);
+  std::map<std::pair<int64_t, int64_t>, std::vector<int64_t>> changes;  // by stage and size
   for (const Buffer& buffer : program.buffers) {
     if (buffer.role != Role::kGradients || buffer.is_kept() || buffer.part_of) continue;
-    std::vector<int64_t>& of_size = changes[buffer.bytes];
+    const int64_t stage = stages[static_cast<size_t>(buffer.unit)];
+    std::vector<int64_t>& of_size = changes[{stage, std::max(buffer.bytes, least[stage])}];
     of_size.resize(program.actions.size() + 1);
     ++of_size[static_cast<size_t>(buffer.from)];
     --of_size[static_cast<size_t>(buffer.to) + 1];
     if (buffer.from > buffer.to) ++of_size[0];  // from the step before
   }
   int64_t bytes = 0;
-  for (const auto& [size, of_size] : changes) {
+  for (const auto& [piece, of_size] : changes) {
     int64_t now = 0, most = 0;
     for (const int64_t change : of_size) most = std::max(most, now += change);
-    bytes += most * size;
+    bytes += most * piece.second;
   }
   return bytes;
 }

@@ -10,7 +10,7 @@ namespace trireme::plan {
 /// Buffers that come and go, but whose memory stays and is given to the next unit.
 enum class Pooled {
   kNothing,
-  kWholeGradients,  ///< in the dtype of computation, to a unit of the same size: GPUs read each other's
+  kWholeGradients,  ///< in the dtype of computation, to a unit of the same stage: GPUs read each other's
   kGathered         ///< all that is gathered for use, gradients and sums: on CPUs (parallel/storage.h)
 };
 
@@ -18,6 +18,7 @@ enum class Pooled {
 struct BesideProgram {
   int64_t loss_stage = -1;   ///< the stage whose passes make the loss; -1: no stage of this rank does
   int64_t loss_at_work = 0;  ///< in the last forward action of such a pass
+  int64_t loss_again = 0;    ///< in the first action of the micro-batch's backward pass
   int64_t loss_kept = 0;     ///< from that action on, until the first one of the micro-batch's backward pass
   int64_t activations = 0;   ///< from that action on, up to that one, where the program has none
   int64_t recomputed = 0;    ///< by a unit that is computed again, in its backward pass

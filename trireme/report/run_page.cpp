@@ -263,15 +263,14 @@ std::vector<MemoryPart> memory_parts(const RunRecord& run, const RunLayout& layo
   }
   if (!layout.predicted) return {};
   const plan::RankBytes& rank = *layout.predicted;
-  return {{"parameters", rank.state.parameters, 0},
-          {"gradients", rank.state.gradients, 0},
-          {"optimizer state", rank.state.optimizer, 0},
-          {"activations", rank.activations, 0},
-          {"gathered units in flight", rank.gathered, 0},
-          {"logits", rank.logits, 0},
-          {"a block that is computed again, not beside logits", rank.recomputed, 0},
-          {"weights in 4 bits, decoded for a product", rank.decoded, 0},
-          {"buffers between stages", rank.boundaries, 0},
+  const plan::StepPeak& step = rank.step;
+  return {{"kept between steps", step.kept, 0},
+          {"gathered or not yet reduced", step.gathered, 0},
+          {"activations", step.activations, 0},
+          {"buffers between stages", step.boundaries, 0},
+          {"for the loss", step.for_loss, 0},
+          {"a block that is computed again", step.recomputed, 0},
+          {"weights in 4 bits, decoded for a product", step.decoded, 0},
           {"process before the model", rank.baseline, 0},
           {"peak", rank.peak(), figures_of(run).peak_bytes}};
 }

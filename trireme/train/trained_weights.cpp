@@ -116,6 +116,8 @@ void TrainedModel::save_adapter(const std::string& folder, const std::string& ba
 
 void TrainedModel::save_weights(const std::string& path, const parallel::Notes& notes) {
   if (plan::has_adapters(config_)) return save_merged(*mesh_.all, adapted(), path, notes);
+  // By units, of which the writer alone has copies on its host.
+  if (in_one_piece()) return parallel::save_weights(engine(), path, notes);
   parallel::TensorInfos infos;
   for (const auto& [name, all] : plan_.params)
     infos[name] = {all.front().part.whole_of(all.front().shape), at::kFloat};
