@@ -8,10 +8,13 @@
 
 #include <filesystem>
 #include <functional>
+#include <string>
 #include <thread>
+#include <vector>
 
 #include "tests/report/temporary_folder.h"
 #include "trireme/base/error.h"
+#include "trireme/base/file.h"
 #include "trireme/controller/messages.h"
 
 namespace trireme::controller {
@@ -97,6 +100,30 @@ TEST(Address, AUnixSocketIsTakenOverFromTheDeadAndNotFromTheLiving) {
   std::filesystem::rename(place.folder.file("own/dead"), address.path);
   { const Listener second(address, place.environment); }
   EXPECT_FALSE(std::filesystem::exists(address.path));
+}
+
+/// What programs made for themselves goes; what somebody named stays, and so do files.
+TEST(Address, SocketsOfKilledProgramsAreRemovedByTheNextOne) {
+  const Place place;
+  const auto path = [&](const std::string& name) { return place.folder.file("own/" + name); };
+  const std::vector<std::string> made = {"session-77-1", "train-78"},
+                                 kept = {"session-79-1~", "session-x", "mine", "train-"};
+  const Listener living(Address{.path = path("session-1-1")}, place.environment);
+  for (const auto* names : {&made, &kept}) {
+    for (const std::string& name : *names) {
+      {
+        const Listener killed(Address{.path = path("killed")}, place.environment);
+        std::filesystem::rename(path("killed"), path(name));
+      }
+      ASSERT_TRUE(std::filesystem::exists(path(name))) << name;
+    }
+  }
+  write_file_atomic(path("train-80"), "no socket");
+  const Listener next(Address{.path = path("session-2-1")}, place.environment);
+  for (const std::string& name : made) EXPECT_FALSE(std::filesystem::exists(path(name))) << name;
+  for (const std::string& name : kept) EXPECT_TRUE(std::filesystem::exists(path(name))) << name;
+  for (const char* name : {"train-80", "session-1-1", "session-2-1"})
+    EXPECT_TRUE(std::filesystem::exists(path(name))) << name;
 }
 
 TEST(Address, AConnectionWorksOverBothKinds) {

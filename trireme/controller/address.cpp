@@ -128,6 +128,28 @@ Descriptor connected(const Address& address, const std::string& peer,
   }
 }
 
+/// Whether a file has the name of a socket that a program made for itself: its kind, and the number of its
+/// process.
+bool is_of_a_process(const std::string& name) {
+  for (const std::string_view kind : {"session-", "train-"}) {
+    const size_t digit = kind.size();
+    if (name.starts_with(kind) && digit < name.size() && '0' <= name[digit] && name[digit] <= '9')
+      return !name.ends_with('~');  // one that is about to listen
+  }
+  return false;
+}
+
+/// Removes what killed programs have left in `folder`: their sockets refuse whoever connects.
+void remove_dead_sockets(const std::string& folder) {
+  std::error_code error;
+  for (const auto& entry : std::filesystem::directory_iterator(folder, error)) {
+    const bool is_ours = entry.is_socket(error) && is_of_a_process(entry.path().filename().string()) &&
+                         entry.path().native().size() < sizeof sockaddr_un::sun_path;
+    if (is_ours && try_connect(stream_socket(AF_UNIX).get(), {.path = entry.path()}) == ECONNREFUSED)
+      ::unlink(entry.path().c_str());
+  }
+}
+
 /// Roles are part of what is hashed: nobody gets a proof by sending a listener's own challenge back to it.
 std::string proof_of(const std::string& token, const char* role, const std::string& first,
                      const std::string& second) {
@@ -218,6 +240,7 @@ Listener::Listener(const Address& address, const Environment& environment) : add
 void Listener::listen_at_path() {
   const std::string folder = std::filesystem::path(address_.path).parent_path().string();
   make_private_folder(folder);
+  remove_dead_sockets(folder);
   // Whoever sees the socket may connect: it gets its name when it listens already.
   const std::string unfinished = address_.path + "~";
   const sockaddr_un name = unix_address(unfinished);

@@ -58,7 +58,7 @@ struct RankBytes {
   /// state, activations and boundaries, without gradients, which may not exist yet when activations are at
   /// their peak. The largest int64_t where the sum does not fit, as for peak().
   int64_t least() const;
-  /// What it holds at the moment of a step at which it holds most. State, gathered, activations and logits
+  /// Bytes at the moment of a step at which it holds most. State, gathered, activations and logits
   /// above are the most of each, which may be at different moments.
   StepPeak step = {};
   /// The larger of logits and of a block that is computed again.

@@ -31,7 +31,7 @@ std::optional<int64_t> computing(const StepProgram& program, const Pass& pass, b
   return found;
 }
 
-/// What each action holds of the micro-batches of a stage whose backward pass has not ended.
+/// Bytes at each action of the micro-batches of a stage whose backward pass has not ended.
 struct OfLoss {
   std::vector<int64_t> loss, activations;
 };
@@ -103,7 +103,7 @@ int64_t pool_of_gradients(const StepProgram& program) {
   return bytes;
 }
 
-/// What units in flight hold at most, and the sums of all.
+/// The most that units in flight hold, and the sums of all.
 int64_t pool_of_gathered(const StepProgram& program) {
   int64_t bytes = gathered_bytes(program);
   for (const Buffer& buffer : program.buffers)

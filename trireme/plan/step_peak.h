@@ -14,7 +14,7 @@ enum class Pooled {
   kGathered         ///< all that is gathered for use, gradients and sums: on CPUs (parallel/storage.h)
 };
 
-/// What passes of a rank hold beside the buffers of its program, in bytes.
+/// Bytes that passes of a rank hold beside the buffers of its program.
 struct BesideProgram {
   int64_t loss_stage = -1;   ///< the stage whose passes make the loss; -1: no stage of this rank does
   int64_t loss_at_work = 0;  ///< in the last forward action of such a pass
@@ -26,7 +26,7 @@ struct BesideProgram {
   Pooled pooled = Pooled::kNothing;
 };
 
-/// What a rank holds at one action of its step, in bytes.
+/// Bytes that a rank holds at one action of its step.
 struct StepPeak {
   int64_t action = 0;       ///< in StepProgram::actions
   int64_t kept = 0;         ///< from step to step
