@@ -125,7 +125,7 @@ TEST(Dispatcher, AWorkerThatDoesNotAnswerIsNamedAsStopped) {
   EXPECT_TRUE(has(said, "worker 1 (pid 4242 on elsewhere) has not answered for")) << said;
 }
 
-/// Five times as long as answers took: 1.5 s after those of 0.3 s, where half a second is the least.
+/// Five times as long as answers took: 1.5 s or more after those of 0.3 s, where half a second is the least.
 TEST(Dispatcher, AWorkerThatAnswersSlowlyGetsMoreTime) {
   const Server server(1, true, [](DispatcherSettings& settings) { settings.silence_s = 0.5; });
   Connection slow = server.by_hand(Role::kWorker, 0);
@@ -158,6 +158,23 @@ TEST(AnswerTimes, LeaveOutTheSlowestOfAHundred) {
   EXPECT_EQ(times.percentile_99(), 0.97);
   times.add(3.0);
   EXPECT_EQ(times.percentile_99(), 0.97) << "7 is forgotten";
+}
+
+TEST(Dispatcher, AClientThatWaitsForWorkersSaysSo) {
+  const auto said_while_waiting = [](double patience_s) {
+    Server server(2, true, [](DispatcherSettings& settings) { settings.timeout_s = 0.5; });
+    RecordingWorker one(server, 1);
+    testing::internal::CaptureStderr();
+    error_from([&] {
+      ClientSession({.address = server.dispatcher->address(), .timeout_s = 20, .patience_s = patience_s},
+                    server.environment);
+    });
+    one.join();
+    return testing::internal::GetCapturedStderr();
+  };
+  const std::string said = said_while_waiting(0.05);
+  EXPECT_TRUE(has(said, "waiting for workers at unix:") && has(said, "for at most 20 s")) << said;
+  EXPECT_FALSE(has(said_while_waiting(10.0), "waiting for workers"));
 }
 
 TEST(Dispatcher, MissingWorkersAreNamedAtTheDeadline) {

@@ -3,8 +3,13 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
+#include <stop_token>
+#include <thread>
+#include <utility>
 
 #include "trireme/base/error.h"
+#include "trireme/base/log.h"
 #include "trireme/controller/greeting.h"
 
 namespace trireme::controller {
@@ -13,6 +18,23 @@ namespace {
 constexpr size_t kSendBytes = 32 << 10;
 constexpr uint32_t kSendInstructions = 4096;
 constexpr size_t kMostBytesUnderWay = 32 << 20;
+
+/// Says something if it is still there after some time.
+class Notice {
+ public:
+  Notice(double seconds, std::string text)
+      : thread_([seconds, text = std::move(text)](const std::stop_token& stop) {
+          std::mutex mutex;
+          std::condition_variable_any stopped;
+          std::unique_lock lock(mutex);
+          const auto is_stopped = [&stop] { return stop.stop_requested(); };
+          if (!stopped.wait_for(lock, stop, std::chrono::duration<double>(seconds), is_stopped))
+            log_info("{}", text);
+        }) {}
+
+ private:
+  std::jthread thread_;
+};
 
 }  // namespace
 
@@ -25,7 +47,15 @@ ClientSession::ClientSession(ClientSettings settings, Environment environment)
   hello.host = this_host();
   send(connection, hello);
   message_of<Welcome>(next_of_greeting(connection, deadline));
-  session_ = message_of<Session>(next_of_greeting(connection, deadline));
+  {
+    const Notice notice(
+        settings_.patience_s,
+        fmt::format(
+            "[controller.client] waiting for workers at {}, for at most {:g} s; 'trireme ps' shows who "
+            "is there, and 'trireme worker' adds one",
+            settings_.address.text(), settings_.timeout_s));
+    session_ = message_of<Session>(next_of_greeting(connection, deadline));
+  }
   line_ = std::make_unique<Line>(
       std::move(connection), settings_.silence_s, [this](const Frame& frame) { take(frame); },
       [this](const std::string& why) { fail(why); });

@@ -25,6 +25,7 @@ struct ClientSettings {
   Address address = {.path = {}, .port = kDefaultPort};
   double timeout_s = 300.0;  ///< of each wait: for the workers, for credits, for answers
   double silence_s = 10.0;   ///< of the dispatcher, which pings
+  double patience_s = 3.0;   ///< for the workers, before a line says that they are waited for
   std::string version = kVersion, build = build_id();
 };
 

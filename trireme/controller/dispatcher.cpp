@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <deque>
 
 #include "trireme/base/error.h"
 #include "trireme/base/hash.h"
@@ -38,7 +39,7 @@ struct Dispatcher::Peer {
   Connection connection;
   Gate gate;
   double came = 0.0, heard = 0.0, pinged = 0.0;
-  std::optional<double> asked = {};  ///< when the oldest ping left that it has not answered
+  std::deque<std::pair<uint64_t, double>> asked = {};  ///< pings that it has not answered, and when they left
   std::optional<Hello> hello = {};
   int64_t number = -1;    ///< of a worker
   uint64_t executed = 0;  ///< of this session
@@ -160,10 +161,7 @@ void Dispatcher::handle(Peer& peer, const Frame& frame) {
     return peer.connection.set_most_body(kMostBodyBytes);
   }
   if (!peer.hello) return greet(peer, message_of<Hello>(frame));
-  if (is<Pong>(frame)) {
-    if (peer.is(Role::kWorker) && peer.asked) answers_.add(now_ - *peer.asked);
-    return peer.asked.reset();
-  }
+  if (is<Pong>(frame)) return take_pong(peer, message_of<Pong>(frame).number);
   if (is<StatusRequest>(frame)) return post(peer, status());
   if (is<Bye>(frame)) {
     peer.failed = peer.failed || peer.hello->role != Role::kWorker;
@@ -467,6 +465,13 @@ void Dispatcher::lose_world(const Failed& cause) {
   if (settings_.owned) fatal_ = cause.text;
 }
 
+/// Pings are answered in their order.
+void Dispatcher::take_pong(Peer& peer, uint64_t number) {
+  for (; !peer.asked.empty() && peer.asked.front().first <= number; peer.asked.pop_front())
+    if (peer.asked.front().first == number && peer.is(Role::kWorker))
+      answers_.add(now_ - peer.asked.front().second);
+}
+
 double Dispatcher::most_silence() const {
   const double slow = std::min(kMostSilence_s, kSlowAnswers * answers_.percentile_99());
   return std::max(settings_.silence_s, slow);
@@ -487,8 +492,8 @@ void Dispatcher::look_for_silence() {
     if (!peer->hello || peer->gone || peer->leaves_by || now_ - peer->pinged < settings_.silence_s / 4)
       continue;
     peer->pinged = now_;
-    if (!peer->asked) peer->asked = now_;
     post(*peer, Ping{.number = ++pings_});
+    peer->asked.emplace_back(pings_, now_);
   }
 }
 

@@ -85,6 +85,7 @@ class Dispatcher {
   // What goes wrong.
   void worker_failed(Peer& peer, Failed failed);
   void lose_world(const Failed& cause);
+  void take_pong(Peer& peer, uint64_t number);
   double most_silence() const;
   void look_for_silence();
   void look_for_missing();
