@@ -52,7 +52,7 @@ TEST(Store, CommitsNothingThatNobodyCouldRead) {
   EXPECT_FALSE(store.folder().has("step-00000001"));
 }
 
-/// What each rank reports is short enough, and all of it together is not.
+/// Each report of a rank is short enough, and all of them together are not.
 TEST(Store, CommitsNoIndexThatNobodyCouldRead) {
   const Scratch scratch;
   Store store(scratch.path("checkpoints"));

@@ -242,7 +242,7 @@ TEST(PlanStep, OfAPipelineIsTheProgramOfTheRank) {
   }
 }
 
-/// What is kept for backward is what the run will keep, which memory.recompute=auto decides.
+/// The program keeps for backward what the run will keep, which memory.recompute=auto decides.
 TEST(PlanStep, OfAPipelineKeepsWhatTheRunWillKeep) {
   plan::Config config;
   config.model = plan::find_preset("llama-1b").model;

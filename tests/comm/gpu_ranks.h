@@ -2,6 +2,7 @@
 // Ranks as processes with a GPU each.
 #include <ATen/ATen.h>
 #include <fmt/format.h>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 #include <algorithm>
 #include <cmath>
@@ -32,6 +33,12 @@ inline std::shared_ptr<comm::World> join_gpus(int64_t rank, int64_t size, int64_
   kernels::set_gpu(rank);
   return comm::World::join(spec, c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(rank)), timeout_s,
                            peers);
+}
+
+/// A world of the first GPU alone.
+inline std::shared_ptr<comm::World> one_gpu() {
+  return comm::World::join_store(c10::make_intrusive<c10d::HashStore>(), 0, 1, c10::Device(c10::kCUDA, 0),
+                                 /*timeout_s=*/60.0);
 }
 
 /// 0 when all hold; each failure is printed.

@@ -102,7 +102,7 @@ TEST(Address, AUnixSocketIsTakenOverFromTheDeadAndNotFromTheLiving) {
   EXPECT_FALSE(std::filesystem::exists(address.path));
 }
 
-/// What programs made for themselves goes; what somebody named stays, and so do files.
+/// Sockets that programs made for themselves go; those that somebody named stay, and so do files.
 TEST(Address, SocketsOfKilledProgramsAreRemovedByTheNextOne) {
   const Place place;
   const auto path = [&](const std::string& name) { return place.folder.file("own/" + name); };

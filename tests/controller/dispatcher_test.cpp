@@ -138,8 +138,8 @@ TEST(Dispatcher, AWorkerThatAnswersSlowlyGetsMoreTime) {
   }
   const double began = monotonic_seconds();
   const std::string said = error_from([&] {
-    while (true) {
-      const Frame frame = slow.receive(after_seconds(20));
+    for (const auto deadline = after_seconds(20);;) {
+      const Frame frame = slow.receive(deadline);
       if (is<Failed>(frame)) throw CommError("{}", message_of<Failed>(frame).text);
     }
   });

@@ -211,7 +211,7 @@ TEST(RankBytes, ABlockIsComputedAgainWhereThereAreNoLogits) {
   EXPECT_EQ(again.step.for_loss, 0);
   config.model.vocab_size = 50257;
   const RankBytes large = rank_bytes(config, 2, Device::kCpu);
-  EXPECT_EQ(large.of_a_pass(), large.logits);
+  EXPECT_GT(large.logits, large.recomputed);
   EXPECT_EQ(large.step.recomputed, 0);
   EXPECT_EQ(large.step.for_loss, large.logits);
 }

@@ -75,7 +75,7 @@ TEST(StepPeak, IsTheMostOfAllActionsWithWhatPassesTakeBesideTheProgram) {
   }
 }
 
-/// Of gradients of one size there are as many pieces as are held at once, and none of another size serves.
+/// A pool has as many pieces of a size as gradients of it are held at once, and none of another size serves.
 TEST(StepPeak, HasGradientsThatArePooledAllTheTime) {
   const StepProgram program = program_of(llama_of({"parallel.policy=fsdp"}), 4);
   std::set<int64_t> sizes;

@@ -68,7 +68,7 @@ class GpuAdapterRanks : public GpuRanksTest {
                                          config_.model.adapter.base);
     Adapted one;
     if (world->rank() == 0) {
-      one = adapted_on(one_gpu(), {});
+      one = adapted_on(test::one_gpu(), {});
       EXPECT_LT(one.run.recorder.steps.back().loss, one.run.recorder.steps.front().loss) << with;
     }
     for (const Mesh& mesh : meshes()) {
@@ -129,7 +129,7 @@ class GpuAdapterRanks : public GpuRanksTest {
   }
 };
 
-/// With two GPUs to themselves: ranks that share one wait for each other most of the time.
+/// Tests with two GPUs to themselves: ranks that share one wait for each other most of the time.
 using GpuAdapterRanksAlone = GpuAdapterRanks;
 
 TEST_F(GpuAdapterRanksAlone, LearnWhatThoseOnOneGpuLearn) {

@@ -34,7 +34,7 @@ class GpuAdapters : public GpuRanksTest {
 
   Outcome on_gpu() {
     config_.device = plan::Device::kCuda;
-    return outcome_on(one_gpu());
+    return outcome_on(test::one_gpu());
   }
   std::string digest_on_gpu() { return on_gpu().recorder.summary.weights_digest; }
 
@@ -45,7 +45,7 @@ class GpuAdapters : public GpuRanksTest {
     TrainOptions mine = options();
     mine.checkpoint_dir = (folder_ / "checkpoints").string();
     mine.resume = resume;
-    return train(mine, one_gpu()).summary.weights_digest;
+    return train(mine, test::one_gpu()).summary.weights_digest;
   }
 };
 

@@ -7,6 +7,7 @@
 #include <fstream>
 #include <string>
 
+#include "tests/comm/gpu_ranks.h"
 #include "tests/train/trainer_fixture.h"
 #include "trireme/kernels/device.h"
 #include "trireme/kernels/pinned_memory.h"
@@ -44,9 +45,7 @@ class GpuCheckpoint : public TrainerTest {
   std::string saved_after_two_steps(bool async) {
     config_.checkpoint.async = async;
     std::filesystem::remove_all(checkpoints());
-    const auto world =
-        comm::World::join_store(c10::make_intrusive<c10d::HashStore>(), 0, 1, c10::Device(c10::kCUDA, 0),
-                                /*timeout_s=*/60.0);
+    const auto world = test::one_gpu();
     TrainOptions mine = options();
     mine.checkpoint_dir = checkpoints();
     train(mine, world);

@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <c10/core/StreamGuard.h>
 
+#include "tests/comm/gpu_ranks.h"
 #include "tests/support/engine_on_model.h"
 #include "tests/train/trainer_fixture.h"
 #include "trireme/base/error.h"
@@ -52,9 +53,7 @@ class GpuGraphs : public TrainerTest {
   Trained train_on_gpu(plan::CudaGraphs cuda_graphs) {
     config_.train.cuda_graphs = cuda_graphs;
     recorder_ = {};
-    const auto world =
-        comm::World::join_store(c10::make_intrusive<c10d::HashStore>(), 0, 1, c10::Device(c10::kCUDA, 0),
-                                /*timeout_s=*/60.0);
+    const auto world = test::one_gpu();
     TrainOptions mine = options();
     mine.announce = true;
     ::testing::internal::CaptureStderr();

@@ -61,7 +61,7 @@ class GpuPeaks : public GpuRanksTest {
   }
 };
 
-/// In a process of its own each: an allocator's peak is that of all runs before.
+/// Each case has processes of its own: an allocator's peak is that of all runs before.
 class GpuPeaksAlone : public GpuPeaks, public ::testing::WithParamInterface<size_t> {};
 
 const std::vector<GpuPeaks::Case>& gpu_peak_cases() {

@@ -7,12 +7,6 @@
 
 namespace trireme::train {
 
-/// A world of the first GPU alone.
-inline std::shared_ptr<comm::World> one_gpu() {
-  return comm::World::join_store(c10::make_intrusive<c10d::HashStore>(), 0, 1, c10::Device(c10::kCUDA, 0),
-                                 /*timeout_s=*/60.0);
-}
-
 class GpuRanksTest : public StagedTest {
  protected:
   /// Skips with fewer GPUs.

@@ -46,8 +46,7 @@ class GpuStagedImages : public StagedImages {
       config_.model.vision.norm = norm;
       Outcome whole;
       if (rank == 0) {
-        whole = outcome_on(comm::World::join_store(c10::make_intrusive<c10d::HashStore>(), 0, 1,
-                                                   c10::Device(c10::kCUDA, 0), /*timeout_s=*/60.0));
+        whole = outcome_on(test::one_gpu());
       }
       for (const auto schedule : {ScheduleName::k1F1B, ScheduleName::kInterleaved1F1B, ScheduleName::kZbV}) {
         // What differs over NCCL is how messages travel.

@@ -22,7 +22,7 @@ class GpuStaged : public GpuRanksTest, public ::testing::WithParamInterface<bool
       config_.pipeline.spread_head = false;
       Outcome whole;
       config_.parallel.pp = 1;
-      if (rank == 0) whole = outcome_on(one_gpu());
+      if (rank == 0) whole = outcome_on(test::one_gpu());
       for (const auto schedule : {ScheduleName::k1F1B, ScheduleName::kInterleaved1F1B, ScheduleName::kZbV}) {
         // What differs over NCCL is how messages travel.
         if (!GetParam() && tied != (schedule == ScheduleName::k1F1B)) continue;

@@ -44,7 +44,7 @@ class GpuTensorParallel : public GpuRanksTest, public ::testing::WithParamInterf
       config_.model.n_kv_heads = llama ? 2 : 4;
       config_.model.tie_embeddings = !llama;
       Outcome one;
-      if (rank == 0) one = outcome_of(one_gpu(), {1, 1, 1});
+      if (rank == 0) one = outcome_of(test::one_gpu(), {1, 1, 1});
       for (const Axes& axes : meshes()) {
         const Outcome many = outcome_of(world, axes);
         if (rank != 0) continue;
@@ -75,7 +75,7 @@ class GpuTensorParallel : public GpuRanksTest, public ::testing::WithParamInterf
     config_.precision.compute = plan::Dtype::kBf16;
     config_.memory.recompute = plan::Recompute::kBlock;
     Outcome one;
-    if (world->rank() == 0) one = outcome_of(one_gpu(), {1, 1, 1});
+    if (world->rank() == 0) one = outcome_of(test::one_gpu(), {1, 1, 1});
     const Outcome many = outcome_of(world, {1, 1, 2});
     const Outcome ring = outcome_of(world, {1, 2, 1, plan::CpKind::kRing});
     config_.precision.compute = plan::Dtype::kFp32;

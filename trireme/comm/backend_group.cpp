@@ -453,7 +453,7 @@ void BackendGroup::recv(at::Tensor& tensor, int64_t from) {
   });
 }
 
-/// Whoever waits for its own message first would wait for a rank that does so, too. What NCCL is given
+/// A rank that waits for its own message first would wait for one that does so, too. All that NCCL is given
 /// between the start and the end of a group it launches at once; a group that stays open would take in all
 /// that follows.
 void BackendGroup::send_recv(const at::Tensor& mine, int64_t to, at::Tensor& theirs, int64_t from) {

@@ -1,5 +1,5 @@
 #pragma once
-// How long peers take to answer, by which one that is slow is told from one that is stopped.
+// Times that peers take to answer, by which one that is slow is told from one that is stopped.
 #include <algorithm>
 #include <array>
 #include <cstddef>

@@ -39,7 +39,8 @@ struct Dispatcher::Peer {
   Connection connection;
   Gate gate;
   double came = 0.0, heard = 0.0, pinged = 0.0;
-  std::deque<std::pair<uint64_t, double>> asked = {};  ///< pings that it has not answered, and when they left
+  std::deque<std::pair<uint64_t, double>> asked =
+      {};  ///< pings that a worker has not answered, and when they left
   std::optional<Hello> hello = {};
   int64_t number = -1;    ///< of a worker
   uint64_t executed = 0;  ///< of this session
@@ -468,8 +469,7 @@ void Dispatcher::lose_world(const Failed& cause) {
 /// Pings are answered in their order.
 void Dispatcher::take_pong(Peer& peer, uint64_t number) {
   for (; !peer.asked.empty() && peer.asked.front().first <= number; peer.asked.pop_front())
-    if (peer.asked.front().first == number && peer.is(Role::kWorker))
-      answers_.add(now_ - peer.asked.front().second);
+    if (peer.asked.front().first == number) answers_.add(now_ - peer.asked.front().second);
 }
 
 double Dispatcher::most_silence() const {
@@ -493,7 +493,7 @@ void Dispatcher::look_for_silence() {
       continue;
     peer->pinged = now_;
     post(*peer, Ping{.number = ++pings_});
-    peer->asked.emplace_back(pings_, now_);
+    if (peer->is(Role::kWorker)) peer->asked.emplace_back(pings_, now_);
   }
 }
 

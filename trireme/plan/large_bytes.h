@@ -12,12 +12,18 @@ inline int64_t at_most_62_bits(double bytes) {
 }
 
 /// The largest number where the sum is beyond it.
-inline int64_t sum_of(std::initializer_list<int64_t> terms) {
+inline int64_t bounded_sum(std::initializer_list<int64_t> terms) {
   int64_t sum = 0;
   for (const int64_t term : terms) {
     if (__builtin_add_overflow(sum, term, &sum)) return std::numeric_limits<int64_t>::max();
   }
   return sum;
+}
+
+/// The largest number where the product is beyond it.
+inline int64_t bounded_product(int64_t count, int64_t bytes) {
+  int64_t product = 0;
+  return __builtin_mul_overflow(count, bytes, &product) ? std::numeric_limits<int64_t>::max() : product;
 }
 
 }  // namespace trireme::plan

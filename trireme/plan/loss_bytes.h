@@ -13,7 +13,7 @@ struct LossBytes {
   int64_t at_work = 0;        ///< while it is made
   int64_t kept = 0;           ///< from then to its backward pass
   int64_t at_work_again = 0;  ///< in its backward pass
-  int64_t of(int64_t in_flight) const { return sum_of({at_work, in_flight * kept}); }
+  int64_t of(int64_t in_flight) const { return bounded_sum({at_work, bounded_product(in_flight, kept)}); }
 };
 
 /// The bytes of a rank of `config` (complete) which makes the loss, of a model in one piece or in the stages

@@ -492,12 +492,12 @@ int64_t process_baseline(Device device, int64_t ranks) {
 }
 
 int64_t RankBytes::least() const {
-  const int64_t busy = sum_of({state.parameters, state.optimizer, activations, boundaries});
-  return std::max(sum_of({state.total(), copy_on_device(*this)}), busy);
+  const int64_t busy = bounded_sum({state.parameters, state.optimizer, activations, boundaries});
+  return std::max(bounded_sum({state.total(), copy_on_device(*this)}), busy);
 }
 
 int64_t RankBytes::peak() const {
-  return sum_of({step.total(), baseline, copy_on_device(*this)});
+  return bounded_sum({step.total(), baseline, copy_on_device(*this)});
 }
 
 RankBytes rank_bytes(const Config& config, int64_t ranks, Device device) {

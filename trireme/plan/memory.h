@@ -61,8 +61,6 @@ struct RankBytes {
   /// Bytes at the moment of a step at which it holds most. State, gathered, activations and logits
   /// above are the most of each, which may be at different moments.
   StepPeak step = {};
-  /// The larger of logits and of a block that is computed again.
-  int64_t of_a_pass() const { return std::max(logits, recomputed); }
   /// The peak of a step, the process and a copy on the device. The largest int64_t where the sum does not
   /// fit.
   int64_t peak() const;

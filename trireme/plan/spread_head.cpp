@@ -4,6 +4,7 @@
 #include <optional>
 
 #include "trireme/base/error.h"
+#include "trireme/plan/large_bytes.h"
 #include "trireme/plan/schedule_in_time.h"
 
 namespace trireme::plan {
@@ -188,9 +189,7 @@ HeadPartBytes head_part_bytes(int64_t tokens, int64_t rows, int64_t width, int64
   constexpr double kTarget = 8;
   const auto element = static_cast<double>(element_bytes);
   const double part = 2.0 * static_cast<double>(width) * element + kInMessage;
-  const auto bytes = [&](double of_token) {
-    return static_cast<int64_t>(std::min(static_cast<double>(tokens) * of_token, 0x1.0p62));
-  };
+  const auto bytes = [&](double of_token) { return at_most_62_bits(static_cast<double>(tokens) * of_token); };
   return {.part = bytes(part),
           .totals = bytes(kStats),
           .kept = bytes(static_cast<double>(rows) * element + part + kStats + kTarget)};

@@ -31,31 +31,43 @@ std::optional<int64_t> computing(const StepProgram& program, const Pass& pass, b
   return found;
 }
 
-/// Bytes at each action of the micro-batches of a stage whose backward pass has not ended.
-struct OfLoss {
-  std::vector<int64_t> loss, activations;
+/// Micro-batches of the stage that makes the loss, at an action.
+struct InFlight {
+  int64_t made = 0, again = 0;        ///< whose loss it makes, and whose backward pass it begins
+  int64_t kept = 0, activations = 0;  ///< whose loss and activations are held
 };
 
-OfLoss held_for_loss(const StepProgram& program, const BesideProgram& beside) {
-  OfLoss held{std::vector<int64_t>(program.actions.size()), std::vector<int64_t>(program.actions.size())};
-  std::map<int64_t, int64_t> made;  // by micro-batch, the action that made its loss
+std::vector<InFlight> in_flight_at_actions(const StepProgram& program, int64_t stage) {
+  std::vector<InFlight> at(program.actions.size() + 1);  // of kept and activations first what changes
+  std::map<int64_t, size_t> made;                        // by micro-batch, the action that made its loss
   for (const Pass& pass : program.passes) {
-    if (pass.stage != beside.loss_stage) continue;
+    if (pass.stage != stage) continue;
     const bool forward = pass.kind == Pass::Kind::kForward;
-    const auto at = computing(program, pass, /*last=*/forward);
-    if (!at) continue;
+    const auto action = computing(program, pass, /*last=*/forward);
+    if (!action) continue;
+    const auto here = static_cast<size_t>(*action);
     if (forward) {
-      made[pass.micro_batch] = *at;
-      held.loss[static_cast<size_t>(*at)] += beside.loss_at_work;
+      made[pass.micro_batch] = here;
+      ++at[here].made;
     } else if (const auto begun = made.extract(pass.micro_batch)) {
-      held.loss[static_cast<size_t>(*at)] += beside.loss_again;
-      for (auto action = static_cast<size_t>(begun.mapped()); action <= static_cast<size_t>(*at); ++action) {
-        held.activations[action] += beside.activations;
-        if (action < static_cast<size_t>(*at)) held.loss[action] += beside.loss_kept;
-      }
+      ++at[here].again;
+      ++at[begun.mapped()].kept;
+      --at[here].kept;
+      ++at[begun.mapped()].activations;
+      --at[here + 1].activations;
     }
   }
-  return held;
+  for (size_t action = 1; action < at.size(); ++action) {
+    at[action].kept += at[action - 1].kept;
+    at[action].activations += at[action - 1].activations;
+  }
+  return at;
+}
+
+int64_t loss_bytes(const InFlight& now, const BesideProgram& beside) {
+  return bounded_sum({bounded_product(now.made, beside.loss_at_work),
+                      bounded_product(now.again, beside.loss_again),
+                      bounded_product(now.kept, beside.loss_kept)});
 }
 
 /// The stage of each unit, by the passes that run it.
@@ -135,27 +147,29 @@ int64_t gathered_bytes(const StepProgram& program) {
 }
 
 int64_t StepPeak::total() const {
-  return sum_of({kept, gathered, activations, boundaries, for_loss, recomputed, decoded});
+  return bounded_sum({kept, gathered, activations, boundaries, for_loss, recomputed, decoded});
 }
 
 StepPeak peak_of_step(const StepProgram& program, const BesideProgram& beside) {
   const HeldBytes kept = kept_bytes(program);
   const std::vector<HeldBytes> held = held_bytes(program);
-  const OfLoss of_loss = held_for_loss(program, beside);
+  const std::vector<InFlight> in_flight = in_flight_at_actions(program, beside.loss_stage);
   const int64_t pool = beside.pooled == Pooled::kGathered         ? pool_of_gathered(program)
                        : beside.pooled == Pooled::kWholeGradients ? pool_of_gradients(program)
                                                                   : 0;
   StepPeak most;
   for (size_t at = 0; at < held.size(); ++at) {
     const ActionKind kind = program.actions[at].kind;
-    const StepPeak now{.action = static_cast<int64_t>(at),
-                       .kept = kept.total() - kept[Role::kBoundary],
-                       .gathered = gathered_at(held[at], kept, beside.pooled, pool),
-                       .activations = held[at][Role::kActivations] + of_loss.activations[at],
-                       .boundaries = held[at][Role::kBoundary],
-                       .for_loss = of_loss.loss[at],
-                       .recomputed = is_backward(kind) ? beside.recomputed : 0,
-                       .decoded = computes(kind) ? beside.decoded : 0};
+    const StepPeak now{
+        .action = static_cast<int64_t>(at),
+        .kept = kept.total() - kept[Role::kBoundary],
+        .gathered = gathered_at(held[at], kept, beside.pooled, pool),
+        .activations = bounded_sum(
+            {held[at][Role::kActivations], bounded_product(in_flight[at].activations, beside.activations)}),
+        .boundaries = held[at][Role::kBoundary],
+        .for_loss = loss_bytes(in_flight[at], beside),
+        .recomputed = is_backward(kind) ? beside.recomputed : 0,
+        .decoded = computes(kind) ? beside.decoded : 0};
     if (now.total() > most.total()) most = now;
   }
   return most;

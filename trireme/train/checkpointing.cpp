@@ -39,7 +39,7 @@ struct MyPiece {
 
 using PieceBody = std::function<void(const MyPiece&)>;
 
-/// What this rank writes of a stage: its share of what it holds.
+/// Visits the pieces of a stage that this rank writes: its share of what it holds.
 void visit_pieces(const TrainedStage& stage, const PieceBody& body) {
   using parallel::HeldBy;
   const auto [replica, replicas] = stage.engine->replica();
@@ -177,7 +177,7 @@ Checkpointing::Resumed Checkpointing::resume_from(const std::string& path) {
   together([&] { run.emplace(checkpoint::Checkpoint(path).state(), path); });
   run->check(parts_);
   run->keep_steps(parts_);
-  // That all stages together are the checkpoint's model says the config.
+  // The config says that all stages together are the checkpoint's model.
   together([&] {
     for (const TrainedStage& stage : parts_.model->stages())
       parallel::load_state(*stage.engine, *stage.optimizer, path, parts_.model->load_options());

@@ -1,5 +1,5 @@
 #pragma once
-// How the passes of a model run over the stages that this rank has: those of one stage, which is all of the
+// The passes of a model over the stages that this rank has: those of one stage, which is all of the
 // model (whole_passes.h), or those of a pipeline (staged_passes.h).
 #include <ATen/core/Tensor.h>
 
@@ -24,7 +24,7 @@ namespace trireme::train {
 
 class Guesses;
 
-/// What a model of a run is made from; all of it outlives the model.
+/// Parts that a model of a run is made from; all of them outlive the model.
 struct ModelSetup {
   const plan::Config& config;
   const plan::ModelFacts& facts;  ///< of the whole model
@@ -52,7 +52,7 @@ struct Scores {
   }
 };
 
-/// Of B >= 1 images: logits (B, classes), targets (B) int64 on the same device.
+/// Scores of B >= 1 images: logits (B, classes), targets (B) int64 on the same device.
 Scores score_images(const at::Tensor& logits, const at::Tensor& targets);
 
 /// A stage that this rank has. Each member refers to those before it.
@@ -74,9 +74,9 @@ class ModelPasses {
   /// Returns the share of this rank's rows in the mean loss of the step, an fp64 scalar on the device; ranks
   /// of a pipeline, and those along tp, return the same. Collective.
   virtual at::Tensor run(const std::function<data::Batch()>& next, double scale) = 0;
-  /// How many batches evaluate() takes.
+  /// Batches that evaluate() takes at once.
   virtual int64_t batches_at_once() const = 0;
-  /// What this rank adds to the scores of all rows that count, and to the sums of `metrics`. `guesses`, if
+  /// The scores that this rank adds for all rows that count, and the sums of `metrics`. `guesses`, if
   /// there are any, get the rows of images. The model evaluates. Collective.
   virtual Scores evaluate(const std::vector<data::Batch>& batches, const std::vector<Metric>& metrics,
                           Guesses* guesses) = 0;
@@ -95,7 +95,7 @@ class ModelPasses {
   virtual int64_t recorded() const { return 0; }
   /// Whether steps of a pipeline are reported from now on, event by event.
   virtual void report_steps(bool) {}
-  /// What all ranks did in the last step for which that was so; none: there is no pipeline. Collective.
+  /// A report of the last step for which that was so, by all ranks; none: there is no pipeline. Collective.
   virtual std::optional<plan::PipelineReport> step_report() { return std::nullopt; }
 
  protected:

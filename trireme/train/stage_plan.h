@@ -25,7 +25,7 @@ struct StagePlan {
   };
 
   std::optional<plan::PipelinePlan> pipeline = {};  ///< none: there is one stage
-  /// By stage: ranks of a pipeline that have it, in the order of its data-parallel ranks.
+  /// Ranks of a pipeline that have a stage, by stage, in the order of its data-parallel ranks.
   std::vector<std::set<int64_t>> holders = {};
   std::vector<std::string> units = {};   ///< names, of one stage after the other
   std::vector<int64_t> first_unit = {};  ///< in units, by stage

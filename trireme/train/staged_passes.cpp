@@ -108,7 +108,7 @@ at::Tensor StagedPasses::run(const std::function<data::Batch()>& next, double sc
   return pipeline_->forward_backward(inputs, targets, weights) * share;
 }
 
-/// Of tokens, which nobody wants to see guessed, rank 0 counts for all.
+/// For tokens, which nobody wants to see guessed, rank 0 reports the scores of all ranks.
 Scores StagedPasses::evaluate(const std::vector<data::Batch>& batches, const std::vector<Metric>&,
                               Guesses* guesses) {
   if (plan::reads_images(config_.model.family)) return evaluate_images(batches, guesses);
@@ -171,7 +171,7 @@ at::Tensor StagedPasses::infer(const at::Tensor& inputs,
   if (head_part_) return joined_logits(made);
   at::Tensor logits =
       made.defined() ? made : at::empty({config_.model.vocab_size}, inputs.options().dtype(at::kFloat));
-  // Of a single micro-batch, which takes the second of two directions.
+  // A single micro-batch takes the second of two directions.
   const plan::Schedule one = plan::forward_only(plan_.schedule, 1);
   mesh_.pp->broadcast(logits, one.rank_of(one.stages - 1, 0));
   return logits;

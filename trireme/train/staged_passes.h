@@ -53,7 +53,7 @@ class StagedPasses : public ModelPasses {
   std::unique_ptr<parallel::Pipeline> pipeline_;
   std::vector<nn::Documents> documents_;  ///< of the micro-batches that are given next
   double scale_ = 1.0;                    ///< of the gradients of the step under way
-  /// Of the images that are evaluated now; none in training.
+  /// Counts of the images that are evaluated now; none in training.
   struct Counting {
     Scores scores;
     Guesses* guesses;

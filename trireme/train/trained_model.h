@@ -1,5 +1,5 @@
 #pragma once
-// What the training loop trains: a model in one or more stages, of which this rank has some, each with its
+// The model that the training loop trains: in one or more stages, of which this rank has some, each with its
 // engine and optimizer.
 #include <ATen/core/Tensor.h>
 
@@ -19,12 +19,12 @@ namespace trireme::train {
 
 class TrainedModel {
  public:
-  /// As the config says. Collective. Throws as parallel::DataParallel and parallel::Pipeline.
+  /// A model as the config says. Collective. Throws as parallel::DataParallel and parallel::Pipeline.
   explicit TrainedModel(const ModelSetup& setup);
   TrainedModel(const TrainedModel&) = delete;
   TrainedModel& operator=(const TrainedModel&) = delete;
 
-  /// Those that this rank has, in their order.
+  /// The stages that this rank has, in their order.
   const std::vector<TrainedStage>& stages() const { return stages_; }
   /// Names of the units of all stages, on every rank the same.
   const std::vector<std::string>& units() const { return plan_.units; }
@@ -32,7 +32,8 @@ class TrainedModel {
 
   // A step: passes, a look at the gradient, then step() or skip_step().
 
-  /// As ModelPasses::run(). Returns what this rank adds to the mean loss of the step. Collective.
+  /// Runs the passes of a step, as ModelPasses::run(). Returns what this rank adds to its mean loss.
+  /// Collective.
   at::Tensor run_passes(const std::function<data::Batch()>& next, double scale);
   /// (stages + units) fp64 on the device: sums of squares of this rank's part of the gradient by stage, then
   /// by unit, 0 for stages of others.
@@ -64,16 +65,16 @@ class TrainedModel {
 
   /// Ranks take over the running statistics of the first that has the stage, with which all evaluate alike.
   void sync_buffers();
-  /// As ModelPasses::evaluate(), without dropout and gradients.
+  /// Scores of `batches`, as ModelPasses::evaluate(), without dropout and gradients.
   Scores evaluate(const std::vector<data::Batch>& batches, Guesses* guesses);
-  /// That the scores are counted for beside the loss.
+  /// The metrics that are counted beside the loss.
   const std::vector<Metric>& metrics() const { return metrics_; }
   /// The tokens that follow `prompt`, the same on every rank.
   std::vector<int32_t> generate(std::vector<int32_t> prompt, const SamplingOptions& options);
   void average_parameters();
   /// Parameters and their averages change places, as parallel::DataParallel has it.
   void swap_averages();
-  /// How a stage reads a file of the whole model: it leaves to others what is theirs.
+  /// Options with which a stage reads a file of the whole model: it leaves to others what is theirs.
   parallel::LoadOptions load_options() const { return {.unexpected = plan_.stages() > 1}; }
   /// Parameters take the values of `path`, as parallel::load_weights() has it; each rank reads its part.
   void load_weights(const std::string& path);
@@ -90,7 +91,7 @@ class TrainedModel {
   void save_weights(const std::string& path, const parallel::Notes& notes = {});
   /// Rank 0 writes the adapters into a folder, with a note of their base (train/adapter.h).
   void save_adapter(const std::string& folder, const std::string& base);
-  /// As parallel::weights_digest(), of the whole model, with adapters of these alone; on ranks as
+  /// A digest of the whole model as parallel::weights_digest(), with adapters of these alone; on ranks as
   /// base_digest().
   std::string weights_digest();
 
@@ -99,7 +100,7 @@ class TrainedModel {
 
  private:
   using Body = AdaptedModel::Body;
-  /// What the engines of this rank have.
+  /// Whole weights of the engines of this rank.
   using Readers = std::vector<parallel::DataParallel::Weights>;
 
   /// Engines of one rank share their groups.
@@ -117,7 +118,7 @@ class TrainedModel {
   /// Calls body(name, tensor as whole() has it) for every parameter of the model that is trained, or frozen
   /// for good, in name order, with one of them on its way at a time. Collective.
   void visit_weights(bool frozen, const Body& body);
-  /// The same for buffers, in their dtypes.
+  /// Calls body() for every buffer, in its dtype.
   void visit_buffers(const Body& body);
   /// `mine`, which the first data-parallel rank of a stage has, where whole() has it.
   at::Tensor on_root(const at::Tensor& mine, const StagePlan::Saved& saved, at::ScalarType dtype);

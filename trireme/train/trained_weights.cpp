@@ -116,7 +116,7 @@ void TrainedModel::save_adapter(const std::string& folder, const std::string& ba
 
 void TrainedModel::save_weights(const std::string& path, const parallel::Notes& notes) {
   if (plan::has_adapters(config_)) return save_merged(*mesh_.all, adapted(), path, notes);
-  // By units, of which the writer alone has copies on its host.
+  // Units come one by one, and the writer alone has copies on its host.
   if (in_one_piece()) return parallel::save_weights(engine(), path, notes);
   parallel::TensorInfos infos;
   for (const auto& [name, all] : plan_.params)
@@ -129,7 +129,7 @@ void TrainedModel::save_weights(const std::string& path, const parallel::Notes& 
   parallel::save_weights(*mesh_.all, infos, visit, path, notes);
 }
 
-/// In the order of the units of the whole model, whatever the stages.
+/// Weights are hashed in the order of the units of the whole model, whatever the stages.
 std::string TrainedModel::base_digest() {
   StreamingHash hash;
   Readers readers = this->readers();

@@ -27,7 +27,7 @@ Passes::Options pass_options(const ModelSetup& setup) {
           .when = always ? Passes::When::kAlways : Passes::When::kDeviceIdles};
 }
 
-/// What a batch adds to the sums of the metrics.
+/// Numbers that a batch adds to the sums of the metrics.
 std::vector<double> own_sums(const std::vector<Metric>& metrics, const at::Tensor& logits,
                              const at::Tensor& targets) {
   std::vector<double> all;
