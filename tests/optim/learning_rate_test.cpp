@@ -21,6 +21,7 @@ plan::OptimConfig config(plan::LrSchedule schedule) {
 
 TEST(LearningRate, WarmsUpLinearlyFromTheFirstStep) {
   for (const plan::LrSchedule schedule : plan::all_values<plan::LrSchedule>()) {
+    if (schedule == plan::LrSchedule::kRange) continue;  // has none
     for (int64_t step = 1; step <= 10; ++step) {
       EXPECT_DOUBLE_EQ(learning_rate(config(schedule), step, 110), static_cast<double>(step) / 10.0);
     }
@@ -62,6 +63,18 @@ TEST(LearningRate, DropsTwiceWhereNobodySaysHowOften) {
   }
   EXPECT_EQ(learning_rate(drops, 40, 100), 1.0);
   EXPECT_NEAR(learning_rate(drops, 41, 100), 0.1, 1e-12);
+}
+
+TEST(LearningRate, OfARangeTestRisesByOneFactorFromTheSmallestToTheLargest) {
+  plan::OptimConfig range = config(plan::LrSchedule::kRange);
+  range.warmup_steps = 0;
+  range.min_lr = 1e-4;
+  EXPECT_DOUBLE_EQ(learning_rate(range, 1, 41), 1e-4);
+  for (int64_t step = 1; step <= 40; ++step)
+    EXPECT_NEAR(learning_rate(range, step + 1, 41) / learning_rate(range, step, 41), std::pow(10.0, 0.1),
+                1e-12);
+  EXPECT_DOUBLE_EQ(learning_rate(range, 41, 41), 1.0);
+  EXPECT_EQ(learning_rate(range, 1, 1), 1.0);
 }
 
 TEST(LearningRate, NeedsNoWarmup) {

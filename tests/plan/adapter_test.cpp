@@ -153,6 +153,28 @@ TEST(LowRankAdapter, ReadsConfigsOfPeft) {
   }
 }
 
+/// A config that PEFT has written becomes keys of ours, which are those that wrote it.
+TEST(LowRankAdapter, TakesItsKeysFromConfigsOfPeft) {
+  const ModelConfig model = load_adapted({"adapter.kind=dora", "adapter.rank=8", "adapter.alpha=12",
+                                          "adapter.targets=k_proj,up_proj"})
+                                .model;
+  nlohmann::json written = nlohmann::json::parse(to_peft(model).dump());
+  const ModelConfig again = load_adapted(keys_of_peft(written, "file")).model;
+  EXPECT_EQ(to_peft(again), to_peft(model));
+  written["target_modules"] = {"model.layers.1.mlp.up_proj", "model.layers.0.mlp.up_proj", "k_proj"};
+  EXPECT_EQ(load_adapted(keys_of_peft(written, "file")).model.adapter.targets, "k_proj,up_proj");
+  written["target_modules"] = "all-linear";
+  EXPECT_EQ(load_adapted(keys_of_peft(written, "file")).model.adapter.targets, "all");
+  for (const nlohmann::json& targets :
+       {nlohmann::json(".*_proj"), nlohmann::json::array(), nlohmann::json({3}), nlohmann::json()}) {
+    written["target_modules"] = targets;
+    test::expect_refusal([&] { keys_of_peft(written, "file"); }, {"file", "target_modules", "list"});
+  }
+  written.erase("r");
+  test::expect_refusal([&] { keys_of_peft(written, "file"); }, {"file", "r=nothing", "a number"});
+  test::expect_refusal([&] { keys_of_peft(nlohmann::json(3), "file"); }, {"file", "no JSON object"});
+}
+
 /// A number for each output of a layer, beside A and B.
 TEST(LowRankAdapter, LengthsOfDoraAreTrainedAndPeftIsTold) {
   const Config config = load_adapted({"adapter.kind=dora", "adapter.targets=k_proj,down_proj"});

@@ -407,6 +407,14 @@ TEST(ConfigErrors, KeysOfTheStepsScheduleAreRefusedWithAnother) {
   EXPECT_EQ(of_overrides({"optim.step_factor=0.1"}), "accepted");
 }
 
+TEST(ConfigErrors, ARangeOfRatesBeginsAboveZeroWithItsFirstStep) {
+  test::expect_mentions(of_overrides({"optim.schedule=range"}),
+                        {"optim.schedule=range", "optim.min_lr=0 (default)", "above 0"});
+  test::expect_mentions(of_overrides({"optim.schedule=range", "optim.min_lr=1e-7", "optim.warmup_steps=3"}),
+                        {"optim.schedule=range", "optim.warmup_steps=3", "set it to 0"});
+  EXPECT_EQ(of_overrides({"optim.schedule=range", "optim.min_lr=1e-7", "optim.lr=1"}), "accepted");
+}
+
 TEST(ConfigErrors, NesterovNeedsMomentumAndSgd) {
   EXPECT_EQ(of_overrides({"optim.name=sgd", "optim.nesterov=true"}), "accepted");
   test::expect_mentions(of_overrides({"optim.nesterov=true"}),

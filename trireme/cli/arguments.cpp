@@ -36,6 +36,7 @@ const std::vector<ConfigVerb>& config_verbs() {
   static const std::vector<ConfigVerb> verbs = {
       {"train"},
       {"sweep"},
+      {"find-lr"},
       {"bench memory"},
       {"bench run"},
       {"bench speed"},

@@ -427,6 +427,7 @@ void add_ckpt(CLI::App& app, Front& front) {
                  "Replace TO if it is a file, or with --to an empty folder or an earlier export");
   verb->add_flag("--weights-only", options->weights_only, "Leave out the optimizer state");
   add_hugging_face(*ckpt, front);
+  add_merge(*ckpt, front);
   verb = add_verb(*ckpt, front, options, "prune",
                   "Remove all but the newest checkpoints that are intact, which it reads first", prune);
   add_path(verb, "RUN", options->path, kRun);

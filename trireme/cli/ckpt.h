@@ -17,4 +17,6 @@ void check_replaceable(const std::string& path, const std::string& beside = {});
 /// import-hf and export-hf.
 void add_hugging_face(CLI::App& ckpt, Front& front);
 
+void add_merge(CLI::App& ckpt, Front& front);
+
 }  // namespace trireme::cli

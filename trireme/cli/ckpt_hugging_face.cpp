@@ -21,6 +21,7 @@
 #include "trireme/cli/data_path.h"
 #include "trireme/cli/front.h"
 #include "trireme/cli/weights.h"
+#include "trireme/cli/weights_run.h"
 #include "trireme/plan/hugging_face.h"
 #include "trireme/report/run_dir.h"
 
@@ -42,49 +43,6 @@ std::string name_of(const ImportOptions& options) {
   return fs::weakly_canonical(fs::absolute(options.folder)).filename().string();
 }
 
-/// Checks a name by the rule for the key `name`.
-std::string checked_name(const std::string& name) {
-  return plan::load({.path = "", .text = "", .overrides = {"name=" + name}}, Environment()).config.name;
-}
-
-/// `root`: where the run is going to be. `speaks`: the tokenizer of the folder.
-void fill(const report::RunDirectory& run, const std::string& root, plan::Config config,
-          const checkpoint::Source& weights, const std::string& from, bool speaks) {
-  constexpr const char* kWeights = "checkpoints/final/model.safetensors";
-  const std::string file = run.file(kWeights);
-  make_directories(fs::path(file).parent_path());
-  const std::vector<std::string> names = checkpoint::parameter_names(plan::describe(config.model, 1));
-  const std::set<std::string> wanted(names.begin(), names.end());
-  checkpoint::convert_to_file(
-      weights, file, {.select = [&wanted](const std::string& name) { return wanted.contains(name); }});
-  make_directories(run.file(kImported));
-  const checkpoint::Folder beside(run.file(kImported));
-  checkpoint::carry_file(from, checkpoint::kModelConfigName, beside);
-  const checkpoint::CarriedFiles carried = checkpoint::carried_files(from);
-  for (const std::string& name : carried.there) checkpoint::carry_file(from, name, beside);
-  const fs::path place = fs::canonical(root) / fs::path(run.path()).filename();
-  config.model.weights = place / kWeights;
-  if (speaks) config.data.tokenizer = place / kImported;
-  write_file_atomic(run.file("config.yaml"), plan::to_yaml({config, {}}));
-}
-
-/// Makes a run that is there with all its weights or not at all, however this ends.
-report::RunDirectory make_imported(const plan::Config& config, const checkpoint::Source& weights,
-                                   const std::string& from, bool speaks, const Front& front) {
-  const std::string root = front.runs_root();
-  make_directories(root);
-  const checkpoint::Unfinished place(root + "/" + config.name, checkpoint::Unfinished::Kind::kFolder);
-  const auto run = report::RunDirectory::create(place.path(), config.name,
-                                                {.command = front.command,
-                                                 .config_yaml = plan::to_yaml({config, {}}),
-                                                 .device = "cpu",
-                                                 .mesh = "",
-                                                 .ranks = 1});
-  fill(run, root, config, weights, from, speaks);
-  run.finish(0);
-  return run.move_to(root);
-}
-
 int import_hf(const ImportOptions& options, const Front& front) {
   plan::Config config;
   config.name = checked_name(name_of(options));
@@ -96,8 +54,8 @@ int import_hf(const ImportOptions& options, const Front& front) {
   checkpoint::check_fit(*weights, plan::describe(config.model, config.data.seq_len), options.drop_extra);
   checkpoint::check_tied_head(options.folder);
   const std::string no_tokenizer = why_no_tokenizer(options.folder, config.model);
-  const report::RunDirectory run =
-      make_imported(config, *weights, options.folder, no_tokenizer.empty(), front);
+  const report::RunDirectory run = make_weights_run(
+      {.config = config, .came_with = options.folder, .speaks = no_tokenizer.empty()}, *weights, front);
   const std::string path = report::as_typed(run.path());
   if (no_tokenizer.empty()) {
     log_info("data.tokenizer is the folder's tokenizer, copied to {}/{}", path, kImported);

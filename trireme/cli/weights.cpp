@@ -31,6 +31,19 @@ bool is_there(const std::string& path) {
   return fs::exists(path, error);
 }
 
+}  // namespace
+
+plan::ModelConfig model_of_folder(const std::string& path) {
+  return plan::from_hugging_face(checkpoint::read_model_config(path),
+                                 path + "/" + checkpoint::kModelConfigName);
+}
+
+plan::ModelConfig complete_model(const plan::Config& config) {
+  return plan::complete(plan::without_adapters(config.model), config.data.seq_len);
+}
+
+namespace {
+
 /// Keys that are of no consequence for weights take the values of `other`.
 plan::ModelConfig alike_in_the_rest(plan::ModelConfig model, const plan::ModelConfig& other) {
   model.preset = other.preset;
@@ -49,11 +62,6 @@ plan::ModelConfig alike_in_the_rest(plan::ModelConfig model, const plan::ModelCo
   return model;
 }
 
-plan::ModelConfig model_of_folder(const std::string& path) {
-  return plan::from_hugging_face(checkpoint::read_model_config(path),
-                                 path + "/" + checkpoint::kModelConfigName);
-}
-
 /// Weights with other norms or frequencies than they were trained with fit, and are of no use.
 void check_same_model(const plan::Config& config) {
   plan::Config theirs = config;
@@ -65,10 +73,6 @@ void check_same_model(const plan::Config& config) {
       "[cli.weights] model.weights={} belongs to a model with other values of {}; 'trireme ckpt import-hf "
       "{}' writes a matching config",
       config.model.weights, join(keys, ", "), config.model.weights);
-}
-
-plan::ModelConfig complete_model(const plan::Config& config) {
-  return plan::complete(plan::without_adapters(config.model), config.data.seq_len);
 }
 
 /// For weights that do not name their model: if they do not fit, the config is wrong, not the file.
@@ -84,35 +88,31 @@ plan::Config load_config(const std::string& path, const std::string& text) {
   return plan::load({.path = path, .text = text, .overrides = {}}, Environment()).config;
 }
 
-/// The run that a checkpoint or final weights belong to; empty: none.
-std::string run_around(const fs::path& weights) {
-  constexpr int kDeepest = 3;  // RUN/checkpoints/final/model.safetensors
-  fs::path folder = weights;
-  for (int i = 0; i < kDeepest; ++i) {
-    folder = folder.parent_path();
-    if (is_there(folder / "config.yaml") && is_there(folder / "checkpoints")) return folder;
-  }
-  return {};
+/// Whether the run was imported: its files of a tokenizer lie in it.
+bool find_imported(FoundWeights& found, const std::string& run) {
+  const std::string folder = run + "/" + kImported;
+  if (is_there(folder)) found.came_with = folder;
+  return is_there(folder);
 }
 
-/// Follows model.weights from run to run, to where the first of them began.
-void find_origin(FoundWeights& found, plan::Config config, std::string run) {
+/// Follows `weights` from run to run, to where the first of them began.
+void find_origin_of(FoundWeights& found, std::string weights) {
   constexpr int kFurthest = 16;
-  for (int i = 0; i < kFurthest && !run.empty(); ++i) {
-    found.came_with = run + "/" + kImported;
-    if (is_there(found.came_with)) return;
-    found.came_with.clear();
-    const std::string& weights = config.model.weights;
-    if (weights.empty()) return;
+  for (int i = 0; i < kFurthest && !weights.empty(); ++i) {
     for (const std::string& folder : {weights, fs::path(weights).parent_path().string()}) {
       if (!is_hugging_face(folder)) continue;
       found.came_with = folder;
       return;
     }
     if (!is_there(weights)) found.lost = weights;
-    run = run_around(weights);
-    if (!run.empty()) config = load_config(run + "/config.yaml", "");
+    const std::string run = run_around(weights);
+    if (run.empty() || find_imported(found, run)) return;
+    weights = load_config(run + "/config.yaml", "").model.weights;
   }
+}
+
+void find_origin(FoundWeights& found, const plan::Config& config, const std::string& run) {
+  if (!find_imported(found, run)) find_origin_of(found, config.model.weights);
 }
 
 FoundWeights of_checkpoint(const std::string& path) {
@@ -150,6 +150,22 @@ FoundWeights of_run(const std::string& word, const Front& front) {
 
 }  // namespace
 
+std::string run_around(const fs::path& weights) {
+  constexpr int kDeepest = 3;  // RUN/checkpoints/final/model.safetensors
+  fs::path folder = weights;
+  for (int i = 0; i < kDeepest; ++i) {
+    folder = folder.parent_path();
+    if (is_there(folder / "config.yaml") && is_there(folder / "checkpoints")) return folder;
+  }
+  return {};
+}
+
+std::string came_with(const std::string& weights) {
+  FoundWeights found;
+  find_origin_of(found, weights);
+  return found.came_with;
+}
+
 bool is_hugging_face(const std::string& path) {
   return checkpoint::is_model_folder(path) && is_there(path + "/" + checkpoint::kModelConfigName);
 }
@@ -166,12 +182,6 @@ std::string why_no_text(const report::RunDirectory& run) {
 
 namespace {
 
-/// Whether the run's checkpoints hold adapters alone.
-bool trains_adapters(const report::RunDirectory& run) {
-  const std::string config = run.file("config.yaml");
-  return is_there(config) && plan::has_adapters(load_config(config, ""));
-}
-
 /// Whether a word that is no path stands for a run, as other commands take it.
 bool names_run(const std::string& word, const std::string& root) {
   if (word == "latest") return !report::list_runs(root).empty();
@@ -179,6 +189,11 @@ bool names_run(const std::string& word, const std::string& root) {
 }
 
 }  // namespace
+
+bool trains_adapters(const report::RunDirectory& run) {
+  const std::string config = run.file("config.yaml");
+  return is_there(config) && plan::has_adapters(load_config(config, ""));
+}
 
 std::string weights_of_run(const report::RunDirectory& run) {
   if (final_weights_count(run)) return run.file(kFinal);
@@ -207,10 +222,9 @@ RunWeights find_run_weights(const std::string& word, const std::string& root,
 void refuse_adapters_alone(const std::string& checkpoint, const plan::Config& config) {
   if (!plan::has_adapters(config)) return;
   throw ConfigError(
-      "[cli.weights] {} holds adapters alone, since its run has adapter.kind={}; let that run come to its "
-      "end with "
-      "checkpoint.final_weights=true, which writes the weights with the adapters added to them",
-      checkpoint, config.model.adapter.kind);
+      "[cli.weights] {} holds adapters alone, since its run has adapter.kind={}; 'trireme ckpt merge {}' "
+      "makes a run of the weights with the adapters added to them",
+      checkpoint, config.model.adapter.kind, checkpoint);
 }
 
 void settle_weights_path(plan::Config& config, const std::string& root) {
@@ -244,7 +258,7 @@ void check_adapter(const plan::Config& config) {
   plan::check_peft(checkpoint::parse_json(read_file(file), file), config.model, file);
   try {
     checkpoint::check_fit(*checkpoint::open_source(weights),
-                          plan::peft_facts(config.model, config.data.seq_len));
+                          plan::adapter_facts(config.model, config.data.seq_len));
   } catch (const DataError& error) {
     throw ConfigError("{}; adapter.targets={} names the layers", error.what(), config.model.adapter.targets);
   }

@@ -1,5 +1,6 @@
 #pragma once
 // Weights that a run begins with, or that leave one: what `model.weights` and `trireme ckpt export-hf` name.
+#include <filesystem>
 #include <functional>
 #include <optional>
 #include <string>
@@ -30,6 +31,9 @@ void check_weights(const std::optional<ResumePoint>& resume, const plan::Config&
 /// Throws ConfigError where a checkpoint of a run with this config has no weights of a model, but adapters.
 void refuse_adapters_alone(const std::string& checkpoint, const plan::Config& config);
 
+/// Whether the checkpoints of a run hold adapters alone.
+bool trains_adapters(const report::RunDirectory& run);
+
 /// Where weights are, and what model they are of.
 struct FoundWeights {
   std::string path;            ///< for checkpoint::open_source()
@@ -59,6 +63,16 @@ std::string why_no_text(const report::RunDirectory& run);
 
 /// Whether `path` is a folder of Hugging Face: weights and the model that they are of.
 bool is_hugging_face(const std::string& path);
+/// The model of such a folder. Throws as plan::from_hugging_face().
+plan::ModelConfig model_of_folder(const std::string& path);
+/// The model of the weights that a run with this config leaves, with all that its weights depend on.
+plan::ModelConfig complete_model(const plan::Config& config);
+
+/// The run that a checkpoint, final weights or adapters belong to; empty: none.
+std::string run_around(const std::filesystem::path& weights);
+/// A folder with the files of the tokenizer that the weights at `weights` came with (FoundWeights); empty:
+/// not known.
+std::string came_with(const std::string& weights);
 
 /// The weights that `word` names: a run's (weights_of_run()), a checkpoint, a Hugging Face folder or, with
 /// the YAML file `config`, anything with tensors. Throws ConfigError when there are none, or nothing says

@@ -16,6 +16,13 @@ double drops(const plan::OptimConfig& config, int64_t step, int64_t steps) {
   return static_cast<double>(after / every);
 }
 
+/// From min_lr at the first step to lr at the last, by one factor a step.
+double rising(const plan::OptimConfig& config, int64_t step, int64_t steps) {
+  const double progress =
+      steps > 1 ? std::min(1.0, static_cast<double>(step - 1) / static_cast<double>(steps - 1)) : 1.0;
+  return config.min_lr * std::pow(config.lr / config.min_lr, progress);
+}
+
 }  // namespace
 
 double learning_rate(const plan::OptimConfig& config, int64_t step, int64_t steps) {
@@ -32,6 +39,8 @@ double learning_rate(const plan::OptimConfig& config, int64_t step, int64_t step
       return between(1.0 - progress);
     case plan::LrSchedule::kSteps:
       return std::max(config.min_lr, config.lr * std::pow(config.step_factor, drops(config, step, steps)));
+    case plan::LrSchedule::kRange:
+      return rising(config, step, steps);
     case plan::LrSchedule::kConstant:
       break;
   }

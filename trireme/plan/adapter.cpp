@@ -30,18 +30,18 @@ std::string last_word(const std::string& path) {
 struct AdapterParams {
   ParamSpec first, second, magnitude;
 };
-AdapterParams adapter_of(const std::string& module, const ParamSpec& weight, const ModelConfig& model) {
+AdapterParams adapter_of(const ParamSpec& weight, const ModelConfig& model) {
   const bool in_out = record_of(model.family).in_out;
   const int64_t in = weight.shape[in_out ? 0 : 1], out = weight.shape[in_out ? 1 : 0],
                 rank = model.adapter.rank;
-  ParamSpec first{.name = module + kAdapterIn + std::string(kWeight),
+  const AdapterNames names = adapter_names(weight.name);
+  ParamSpec first{.name = names.first,
                   .shape = {rank, in},
                   .initial = {.deviation = 1.0 / std::sqrt(3.0 * static_cast<double>(in))}};
-  ParamSpec second{
-      .name = module + kAdapterOut + std::string(kWeight), .shape = {out, rank}, .packed = weight.packed};
+  ParamSpec second{.name = names.second, .shape = {out, rank}, .packed = weight.packed};
   return {std::move(first),
           std::move(second),
-          {.name = module + kMagnitude, .shape = {out}, .packed = weight.packed}};
+          {.name = names.magnitude, .shape = {out}, .packed = weight.packed}};
 }
 
 /// Frozen parameters, and behind them the adapters: all A, then all B, then lengths.
@@ -51,7 +51,7 @@ std::vector<ParamSpec> adapted(std::vector<ParamSpec> params, const ModelConfig&
     param.frozen = true;
     const std::string module = module_of(param);
     if (module.empty() || !adapts(model.adapter, last_word(module))) continue;
-    AdapterParams adapter = adapter_of(module, param, model);
+    AdapterParams adapter = adapter_of(param, model);
     firsts.push_back(std::move(adapter.first));
     seconds.push_back(std::move(adapter.second));
     if (model.adapter.kind == AdapterKind::kDora) magnitudes.push_back(std::move(adapter.magnitude));
@@ -72,6 +72,13 @@ void adapt_block(UnitSpec& block, const ModelConfig& model) {
 }
 
 }  // namespace
+
+AdapterNames adapter_names(const std::string& weight) {
+  if (!weight.ends_with(kWeight)) return {};
+  const std::string module = weight.substr(0, weight.size() - kWeight.size());
+  return {module + kAdapterIn + std::string(kWeight), module + kAdapterOut + std::string(kWeight),
+          module + kMagnitude};
+}
 
 ModelConfig without_adapters(ModelConfig model) {
   model.adapter = {};

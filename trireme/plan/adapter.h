@@ -22,6 +22,12 @@ inline constexpr const char* kAdapterIn = ".lora_A";                 ///< behind
 inline constexpr const char* kAdapterOut = ".lora_B";                ///< B's
 inline constexpr const char* kMagnitude = ".lora_magnitude_vector";  ///< behind it: what is added to lengths
 
+/// The names of what the layer of a weight has beside it. Empty: the parameter is no weight of a layer.
+struct AdapterNames {
+  std::string first, second, magnitude;
+};
+AdapterNames adapter_names(const std::string& weight);
+
 /// Whether adapters are trained in place of the model's weights.
 inline bool has_adapters(const Config& config) {
   return config.model.adapter.kind != AdapterKind::kNone;

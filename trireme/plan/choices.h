@@ -107,10 +107,10 @@ template <>
 inline constexpr auto kNames<OptimizerName> = std::to_array<std::string_view>({"adamw", "sgd"});
 
 /// The learning rate after warm-up.
-enum class LrSchedule { kCosine, kLinear, kConstant, kSteps };
+enum class LrSchedule { kCosine, kLinear, kConstant, kSteps, kRange };
 template <>
 inline constexpr auto kNames<LrSchedule> = std::to_array<std::string_view>({"cosine", "linear", "constant",
-                                                                            "steps"});
+                                                                            "steps", "range"});
 
 /// The policies of data parallelism: the rows of plan/policy.h by name; fsdp has several.
 enum class PolicyName { kDdp, kZero1, kZero2, kZero3, kFsdp };

@@ -434,6 +434,7 @@ class Checker {
                         said("optim.lr", optim.lr));
     }
     check_steps_keys();
+    check_range_keys();
     if (optim.nesterov && optim.momentum == 0.0) {
       throw ConfigError(
           "[plan.config] {} needs momentum, but {}; raise optim.momentum or remove optim.nesterov",
@@ -458,6 +459,19 @@ class Checker {
     };
     if (optim.step_every != unset.step_every) refuse(said("optim.step_every", optim.step_every));
     if (optim.step_factor != unset.step_factor) refuse(said("optim.step_factor", optim.step_factor));
+  }
+
+  /// A range test rises by one factor a step, from its first step on.
+  void check_range_keys() const {
+    const OptimConfig& optim = config_.optim;
+    if (optim.schedule != LrSchedule::kRange) return;
+    if (optim.min_lr <= 0.0)
+      throw ConfigError("[plan.config] {} begins at optim.min_lr, but {}; set it above 0, such as 1e-7",
+                        said("optim.schedule", optim.schedule), said("optim.min_lr", optim.min_lr));
+    if (optim.warmup_steps > 0)
+      throw ConfigError("[plan.config] {} begins at optim.min_lr, but {}; set it to 0",
+                        said("optim.schedule", optim.schedule),
+                        said("optim.warmup_steps", optim.warmup_steps));
   }
 
   void check_below_one() const {

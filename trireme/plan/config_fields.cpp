@@ -307,7 +307,8 @@ void add_optim(Table& table, OptimConfig& optim) {
       "optim.state", optim.state,
       "storage of moments and momentum: 4, 2 or 1.125 bytes per value, with stochastic rounding below 4"));
   table.push_back(number("optim.lr", optim.lr, 0, "peak learning rate"));
-  table.push_back(number("optim.min_lr", optim.min_lr, 0, "final learning rate of cosine and linear"));
+  table.push_back(number("optim.min_lr", optim.min_lr, 0,
+                         "final learning rate of cosine and linear; first one of range"));
   table.push_back(
       number("optim.warmup_steps", optim.warmup_steps, 0,
              "steps in which the learning rate rises from 0 to its peak; cut to a run that epochs or "

@@ -1,6 +1,10 @@
 #include "trireme/plan/peft.h"
 
+#include <fmt/ranges.h>
+
+#include <algorithm>
 #include <array>
+#include <set>
 #include <utility>
 
 #include "trireme/base/error.h"
@@ -26,10 +30,14 @@ bool is_off(const Json& value) {
   return value.is_null() || value == false || value == "none" || (value.is_structured() && value.empty());
 }
 
+bool has_lengths(const Json& config) {
+  const auto found = config.find("use_dora");
+  return found != config.end() && !is_off(*found);
+}
+
 /// Throws unless the file is of adapters of the same kind.
 void check_kind(const Json& config, const ModelConfig& model, const std::string& path) {
-  const auto found = config.find("use_dora");
-  const bool scales = found != config.end() && !is_off(*found);
+  const bool scales = has_lengths(config);
   if (scales == (model.adapter.kind == AdapterKind::kDora)) return;
   throw ConfigError("[plan.peft] {} has use_dora={}, but adapter.kind={}; set adapter.kind to {}", path,
                     scales, model.adapter.kind, scales ? AdapterKind::kDora : AdapterKind::kLora);
@@ -62,14 +70,52 @@ nlohmann::ordered_json to_peft(const ModelConfig& model) {
           {"inference_mode", true}};
 }
 
-ModelFacts peft_facts(const ModelConfig& model, int64_t seq_len) {
+ModelFacts adapter_facts(const ModelConfig& model, int64_t seq_len, const std::string& prefix) {
   ModelFacts facts = describe(model, seq_len);
   for (UnitSpec& unit : facts.units) {
     unit.params = unit.trained();
-    for (ParamSpec& param : unit.params) param.name = kPeftPrefix + param.name;
+    for (ParamSpec& param : unit.params) param.name = prefix + param.name;
   }
   facts.params = trained_params(facts);
   return facts;
+}
+
+namespace {
+
+/// "model.layers.0.self_attn.q_proj" and "q_proj" are one target: where not every block has it, its tensors
+/// are missing.
+std::string targets_of(const Json& config, const std::string& path) {
+  const auto found = config.find("target_modules");
+  if (found != config.end() && *found == "all-linear") return "all";
+  const auto is_text = [](const Json& target) { return target.is_string(); };
+  if (found == config.end() || !found->is_array() || found->empty() || !std::ranges::all_of(*found, is_text))
+    throw ConfigError(
+        "[plan.peft] {} has target_modules={}, but only a list of names of layers is read; write it so", path,
+        found == config.end() ? "nothing" : found->dump());
+  std::set<std::string> names;
+  for (const Json& target : *found) {
+    const auto name = target.get<std::string>();
+    names.insert(name.substr(name.rfind('.') + 1));
+  }
+  return fmt::format("{}", fmt::join(names, ","));
+}
+
+std::string number_in(const Json& config, const char* key, const std::string& path) {
+  const auto found = config.find(key);
+  if (found == config.end() || !found->is_number())
+    throw ConfigError("[plan.peft] {} has {}={}, but it must be a number; correct it, or save it again", path,
+                      key, found == config.end() ? "nothing" : found->dump());
+  return found->dump();
+}
+
+}  // namespace
+
+std::vector<std::string> keys_of_peft(const nlohmann::json& config, const std::string& path) {
+  if (!config.is_object()) throw ConfigError("[plan.peft] {} is no JSON object; save it again", path);
+  return {fmt::format("adapter.kind={}", has_lengths(config) ? AdapterKind::kDora : AdapterKind::kLora),
+          "adapter.rank=" + number_in(config, "r", path),
+          "adapter.alpha=" + number_in(config, "lora_alpha", path),
+          "adapter.targets=" + targets_of(config, path)};
 }
 
 void check_peft(const nlohmann::json& config, const ModelConfig& model, const std::string& path) {

@@ -129,7 +129,8 @@ class LineChart {
     if (!x) return false;
     if (chart_.form == Chart::Form::kEvents) x->first = std::min(x->first, 0.0);
     frame_.x =
-        make_axis(x->first, x->second, {.unit = chart_.x_unit, .round_ends = false, .most_ticks = kXTicks});
+        make_axis(x->first, x->second,
+                  {.unit = chart_.x_unit, .log = chart_.x_log, .round_ends = false, .most_ticks = kXTicks});
     const auto y = range([](const Bin& bin) { return std::pair(bin.low, bin.high); }, true);
     const std::pair<double, double> values = y.value_or(std::pair(0.0, 1.0));
     frame_.y = make_axis(

@@ -45,6 +45,7 @@ struct Chart {
   std::vector<ChartLine> lines;
   std::vector<ChartMark> marks = {};
   Unit x_unit = Unit::kCount;
+  bool x_log = false;  ///< x, which must be positive, has a log axis
   std::string x_name = "step";
   std::string note = {};  ///< below
 };

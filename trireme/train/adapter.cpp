@@ -4,9 +4,11 @@
 
 #include <map>
 #include <memory>
+#include <span>
 
 #include "trireme/base/error_of.h"
 #include "trireme/base/file.h"
+#include "trireme/checkpoint/low_rank.h"
 #include "trireme/comm/agree.h"
 #include "trireme/parallel/box.h"
 #include "trireme/parallel/state_reader.h"
@@ -17,23 +19,23 @@
 namespace trireme::train {
 namespace {
 
-constexpr const char* kWeight = ".weight";
 constexpr const char* kBaseNote = "base";
 
-/// The names of a layer's adapter, by that of its weight.
-struct AdapterNames {
-  std::string first, second, magnitude;
-};
-AdapterNames adapter_names(const std::string& weight) {
-  if (!weight.ends_with(kWeight)) return {};
-  const std::string module = weight.substr(0, weight.size() - std::string_view(kWeight).size());
-  return {module + plan::kAdapterIn + kWeight, module + plan::kAdapterOut + kWeight,
-          module + plan::kMagnitude};
+/// The elements of a contiguous tensor of fp32 on the CPU.
+std::span<float> span_of(const at::Tensor& values) {
+  return {values.data_ptr<float>(), static_cast<size_t>(values.numel())};
+}
+
+/// A weight as the family keeps it, in contiguous fp32.
+checkpoint::LayerWeight layer_weight(const at::Tensor& weight, const plan::ModelConfig& model) {
+  return checkpoint::layer_weight(span_of(weight), weight.sizes().vec(),
+                                  plan::record_of(model.family).in_out);
 }
 
 /// (out) of a weight as the family keeps it.
 at::Tensor lengths_of_rows(const at::Tensor& weight, const plan::ModelConfig& model) {
-  return at::linalg_vector_norm(weight, 2, {plan::record_of(model.family).in_out ? 0 : 1});
+  const at::Tensor values = weight.contiguous();
+  return at::tensor(checkpoint::lengths_of_rows(layer_weight(values, model)), at::kFloat);
 }
 
 /// Where lengths are trained, those of frozen rows, to which what is trained is added: by the names of what
@@ -41,7 +43,7 @@ at::Tensor lengths_of_rows(const at::Tensor& weight, const plan::ModelConfig& mo
 using Lengths = std::map<std::string, at::Tensor>;
 void note_lengths(Lengths& lengths, const std::string& name, const at::Tensor& values,
                   const parallel::TensorInfos& adapters, const plan::ModelConfig& model) {
-  const std::string magnitude = adapter_names(name).magnitude;
+  const std::string magnitude = plan::adapter_names(name).magnitude;
   if (values.defined() && adapters.contains(magnitude)) lengths[magnitude] = lengths_of_rows(values, model);
 }
 
@@ -60,21 +62,23 @@ parallel::TensorInfos infos_of(const plan::ModelFacts& facts, bool frozen, const
 void save_merged(comm::Group& all, const AdaptedModel& model, const std::string& path,
                  const parallel::Notes& notes) {
   const parallel::TensorInfos adapters = infos_of(model.facts, /*frozen=*/false);
-  const bool in_out = plan::record_of(model.config.family).in_out;
   const auto visit = [&](const AdaptedModel::Body& body) {
     model.visit_frozen([&](const std::string& name, const at::Tensor& values) {
-      const AdapterNames names = adapter_names(name);
+      const plan::AdapterNames names = plan::adapter_names(name);
       if (!adapters.contains(names.first)) return body(name, values);
-      const at::Tensor a = model.trained(names.first), b = model.trained(names.second);
+      const at::Tensor first = model.trained(names.first), second = model.trained(names.second);
       const bool scales = adapters.contains(names.magnitude);
       const at::Tensor longer = scales ? model.trained(names.magnitude) : at::Tensor();
       if (all.rank() != 0) return;
-      const at::Tensor change = at::matmul(b, a).mul_(plan::scale_of(model.config.adapter)),
-                       sum = values + (in_out ? change.t() : change);
-      if (!scales) return body(name, sum);
-      const at::Tensor ratio =
-          (lengths_of_rows(values, model.config) + longer) / lengths_of_rows(sum, model.config);
-      body(name, sum * (in_out ? ratio : ratio.unsqueeze(1)));
+      const at::Tensor sum = values.clone(at::MemoryFormat::Contiguous),
+                       lengths = scales ? lengths_of_rows(values, model.config) + longer
+                                        : at::empty({0}, at::kFloat);
+      checkpoint::add_low_rank(layer_weight(sum, model.config),
+                               {.first = span_of(first),
+                                .second = span_of(second),
+                                .scale = plan::scale_of(model.config.adapter),
+                                .lengths = span_of(lengths)});
+      body(name, sum);
     });
   };
   parallel::save_weights(all, infos_of(model.facts, /*frozen=*/true), visit, path, notes);
