@@ -260,3 +260,5 @@ def main():
 
 if __name__ == "__main__":
     main()
+    sys.stdout.flush()
+    os._exit(0)  # threads of PyTorch that outlive its groups abort some processes while Python ends

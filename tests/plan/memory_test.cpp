@@ -173,6 +173,24 @@ TEST(RankBytes, AddUpToThePeakAndNeverOverflow) {
   EXPECT_EQ(beyond.peak(), most);
 }
 
+/// Nobody asks for the gradient of a head that is frozen, tied or not, cut over tp or not.
+TEST(RankBytes, AFrozenHeadHasNoGradientThatTheLossMakes) {
+  for (const char* tied : {"true", "false"}) {
+    for (const int64_t tp : {1, 2}) {
+      const auto loss_of = [&](const std::string& kind) {
+        const Config config = load({.overrides = {"model.family=llama", "precision.compute=bf16",
+                                                  "model.vocab_size=4096", fmt::format("parallel.tp={}", tp),
+                                                  fmt::format("model.tie_embeddings={}", tied),
+                                                  "adapter.kind=" + kind, "train.micro_batch=2"}},
+                                   Environment())
+                                  .config;
+        return rank_bytes(config, 2, Device::kCuda).logits;
+      };
+      EXPECT_EQ(loss_of("none") - loss_of("lora"), 4096 / tp * 128 * 2) << tied << " " << tp;
+    }
+  }
+}
+
 TEST(RankBytes, OfASpreadHeadHaveLogitsAtWorkAsTheDeviceComputesThem) {
   Config config = load({.overrides = {"parallel.pp=2", "pipeline.spread_head=true", "precision.compute=bf16",
                                       "model.vocab_size=4096", "data.seq_len=128", "train.global_batch=8",

@@ -70,6 +70,8 @@ TEST(Presets, AModelIsCalledByItsPresetAndWhatChangedIt) {
   EXPECT_EQ(text({"model.preset=resnet18-cifar", "model.depth=8", "model.width=16"}),
             "resnet18-cifar, changed: depth, width");
   EXPECT_EQ(text({"model.preset=lenet", "model.weights=here"}), "lenet");
+  EXPECT_EQ(text({"model.preset=llama-1b", "adapter.kind=lora", "adapter.rank=4", "adapter.weights=here"}),
+            "llama-1b, changed: adapter.kind, adapter.rank");
 }
 
 TEST(Presets, UnknownNameSuggestsTheNearest) {

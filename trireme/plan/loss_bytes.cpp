@@ -27,8 +27,15 @@ double fp8_copies_of_head(const Config& config, double logits, double weight) {
   return has_fp8_head(config) ? logits + 2.0 * weight : 0.0;
 }
 
+/// Elements of the head's weight on a rank whose gradient the loss makes: none where it is frozen.
+double trained_head(const Config& config, const ModelFacts& facts, double vocab) {
+  const ParamSpec* const weight = head_weight(facts.units, complete(config.model, config.data.seq_len));
+  const bool frozen = weight != nullptr && weight->frozen;
+  return frozen ? 0.0 : vocab * static_cast<double>(config.model.d_model);
+}
+
 /// Every rank has all rows of the head's input and of its gradient while it makes the loss, logits of some
-/// rows at a time, and keeps the gradients of its own rows and of its part of the weight.
+/// rows at a time, and keeps the gradients of its own rows and of its part of the weight, if that is trained.
 LossBytes cut_loss(const Config& config, const ModelFacts& facts, int64_t tokens) {
   const auto bytes = static_cast<double>(bytes_of(config.precision.compute)),
              width = static_cast<double>(config.model.d_model), rows = static_cast<double>(tokens),
@@ -36,7 +43,9 @@ LossBytes cut_loss(const Config& config, const ModelFacts& facts, int64_t tokens
                  split_model(complete(config.model, config.data.seq_len), facts.split).vocab_size),
              chunk = static_cast<double>(config.memory.loss_chunk_mib << 20);
   return {.at_work = at_most_62_bits(std::min(rows * vocab * bytes, chunk) + 2.0 * rows * width * bytes),
-          .kept = at_most_62_bits((rows / static_cast<double>(facts.split.ranks) + vocab) * width * bytes)};
+          .kept = at_most_62_bits(
+              (rows / static_cast<double>(facts.split.ranks) * width + trained_head(config, facts, vocab)) *
+              bytes)};
 }
 
 /// A CPU keeps the logits and what made them. A GPU computes them in parts and keeps the gradients of the
@@ -54,7 +63,7 @@ LossBytes loss_of(const Config& config, const ModelFacts& facts, int64_t tokens,
   const double part = std::min(rows * vocab * bytes, static_cast<double>(config.memory.loss_chunk_mib << 20));
   const double copy = padded_vocab(config) == config.model.vocab_size ? 0.0 : vocab * width * bytes;
   return {.at_work = at_most_62_bits(part + fp8_copies_of_head(config, part, vocab * width) + copy),
-          .kept = at_most_62_bits((rows + vocab) * width * bytes)};
+          .kept = at_most_62_bits((rows * width + trained_head(config, facts, vocab)) * bytes)};
 }
 
 /// A part of the head has some of its logits as exponentials or gradients in the dtype of computation, and on

@@ -1,5 +1,6 @@
 #include "trireme/plan/model_family.h"
 
+#include <algorithm>
 #include <cmath>
 #include <iterator>
 
@@ -24,6 +25,23 @@ const ModelFamilyRecord& record_of(ModelFamily family) {
     if (record->family == family) return *record;
   }
   throw LogicError("[plan.model_family] family {} has no record", static_cast<int>(family));
+}
+
+const ParamSpec* head_weight(const std::vector<UnitSpec>& units, const ModelConfig& model) {
+  const ModelFamilyRecord& family = record_of(model.family);
+  const auto named = [](const UnitSpec& unit, const std::string& name) {
+    const auto found = std::ranges::find(unit.params, name, &ParamSpec::name);
+    return found == unit.params.end() ? nullptr : &*found;
+  };
+  const auto head =
+      std::ranges::find_if(units, [](const UnitSpec& unit) { return unit.name.starts_with(kHeadUnit); });
+  if (head != units.end()) {
+    const auto weight =
+        std::ranges::find_if(head->params, [](const ParamSpec& param) { return param.shape.size() == 2; });
+    return weight == head->params.end() ? nullptr : &*weight;
+  }
+  const bool has_norm = named(units.front(), family.final_norm(model).front().name) != nullptr;
+  return has_norm ? named(units.front(), family.embeddings(model).front().name) : nullptr;
 }
 
 std::vector<ModelFamily> language_families() {

@@ -59,6 +59,10 @@ struct ModelFamilyRecord {
 
 const ModelFamilyRecord& record_of(ModelFamily family);
 
+/// The weight of the head among the parameters of a rank: of its own unit, or a tied one where the norm
+/// before the head is; null: the rank has none, or its head is spread.
+const ParamSpec* head_weight(const std::vector<UnitSpec>& units, const ModelConfig& model);
+
 /// The families that read text, in the order of the enumerators.
 std::vector<ModelFamily> language_families();
 

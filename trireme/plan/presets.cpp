@@ -117,8 +117,8 @@ std::string preset_text(const ModelConfig& model, int64_t seq_len) {
   unchanged.model = complete(find_preset(model.preset).model, seq_len);
   std::vector<std::string> changed;
   for (const std::string& key : differing_keys(given, unchanged)) {
-    const std::string name = key.substr(kSection.size());
-    if (name == "weights" || (images && of_text.contains(name))) continue;
+    const std::string name = key.starts_with(kSection) ? key.substr(kSection.size()) : key;
+    if (name == "weights" || name == "adapter.weights" || (images && of_text.contains(name))) continue;
     changed.push_back(name);
   }
   if (changed.empty()) return model.preset;

@@ -222,23 +222,6 @@ void WorkCounter::add_head(UnitWork& work, const ParamSpec& weight) const {
   append(on_gpu_ ? work.forward : work.backward_weight, head.backward_weight);
 }
 
-/// The weight of the head among the parameters of a rank: of its own unit, or a tied one where the norm
-/// before the head is.
-const ParamSpec* head_weight(const std::vector<UnitSpec>& units, const ModelFamilyRecord& family,
-                             const ModelConfig& model) {
-  const std::string norm = family.final_norm(model).front().name,
-                    words = family.embeddings(model).front().name;
-  for (const UnitSpec& unit : units) {
-    if (!unit.name.starts_with(kHeadUnit)) continue;
-    for (const ParamSpec& param : unit.params)
-      if (is_matrix(param)) return &param;
-    return nullptr;  // a head that is spread: the norm alone
-  }
-  if (!has_param(units.front(), norm, /*copies=*/true)) return nullptr;
-  const auto found = std::ranges::find(units.front().params, words, &ParamSpec::name);
-  return found == units.front().params.end() ? nullptr : &*found;
-}
-
 /// The block that the unit is, or half of; -1: none.
 int64_t number_of_block(const UnitSpec& unit, const std::vector<UnitSpec>& model) {
   std::string name = unit.name;
@@ -279,8 +262,7 @@ std::vector<UnitWork> work_of_units(const std::vector<UnitSpec>& units, const Co
     if (looks_up) counter.add_words(work, unit);
     all.push_back(std::move(work));
   }
-  if (const ParamSpec* const weight = head_weight(units, family, model))
-    counter.add_head(all.back(), *weight);
+  if (const ParamSpec* const weight = head_weight(units, model)) counter.add_head(all.back(), *weight);
   return all;
 }
 
