@@ -94,6 +94,17 @@ TEST_F(Worker, BenchCommSaysWhatItsColumnsAre) {
 }
 
 /// A worker that is stopped does not end by itself when it is asked to.
+TEST_F(Worker, BenchCommShowsWhatWasWrongAndMessagesBetweenEachTwoRanks) {
+  const Words words = {"bench", "comm", "-n", "3", "--mib", "1", "--rounds", "1", "--pairs"};
+  const Outcome text = front_.run(words);
+  ASSERT_EQ(text.code, 0) << text.err;
+  for (const char* part : {"wrong", "all_to_all", "from 2", "to 1", "us, 4 bytes"})
+    EXPECT_TRUE(contains(text.out, part)) << part << text.out;
+  const nlohmann::json json = front_.run(words + Words{"--json"}).json();
+  EXPECT_EQ(json["pairs"].size(), 6u);
+  for (const auto& row : json["rows"]) EXPECT_EQ(row["wrong"], 0) << row;
+}
+
 TEST_F(Worker, BenchEndsSoonWhenAWorkerIsFrozen) {
   front_.set_worker("echo frozen >> frozen.txt; kill -STOP $$");
   auto running = front_.start({"bench", "pipeline", "-n", "2", "--device=cpu"});

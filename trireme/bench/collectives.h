@@ -1,33 +1,58 @@
 #pragma once
-// How long our collectives and the backend's take on the ranks of a world, side by side.
+// How long our collectives and the backend's take on the ranks of a world, side by side, and messages between
+// each two of them.
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
-namespace trireme::comm {
-class World;
+namespace at {
+class Tensor;
 }
+
+namespace trireme::comm {
+class Group;
+class World;
+}  // namespace trireme::comm
 
 namespace trireme::bench {
 
 struct CollectiveTimes {
-  std::string operation = {};         ///< "reduce_scatter" or "all_gather"
+  std::string operation = {};         ///< "reduce_scatter"
   std::string by = {};                ///< what moves the bytes
   int64_t mib = 0;                    ///< of the whole bf16 tensor
   int64_t wire_bytes = 0;             ///< that a rank receives
   std::vector<double> calls_ms = {};  ///< one mean of several calls a round
+  int64_t wrong = 0;  ///< elements of all ranks that differ from what they should be, behind the last round
 
   double median_ms() const;
+  /// What nccl-tests call the bus bandwidth.
   double gb_per_s() const { return static_cast<double>(wire_bytes) / median_ms() / 1e6; }
+  /// What they call the algorithm's: of the whole tensor.
+  double tensor_gb_per_s() const;
 };
 
-/// Reduce-scatters and all-gathers of bf16 tensors of so many MiB, every way that this world has. Each round
+/// Messages from one rank to another while all others wait.
+struct PairTimes {
+  int64_t from = 0, to = 0;
+  double latency_us = 0.0;  ///< of 4 bytes, one message behind the other
+  double gb_per_s = 0.0;    ///< of messages of the size that was asked for
+};
+
+/// Collectives of bf16 tensors of so many MiB, every way that this world has, each checked once. Each round
 /// times all of them once, so that a slow moment of the machine falls on all. `on_round` is told the rounds
 /// that are done. Collective over the world; the host waits.
 std::vector<CollectiveTimes> time_collectives(const std::shared_ptr<comm::World>& world,
                                               const std::vector<int64_t>& mib, int64_t rounds,
                                               const std::function<void(int64_t)>& on_round = {});
+
+/// Elements of the `output` of all ranks that differ from what each has `expected`, on every rank.
+/// Collective.
+int64_t count_wrong(comm::Group& group, const at::Tensor& output, const at::Tensor& expected);
+
+/// Every ordered pair of ranks, with messages of `mib` MiB: medians of the rounds, on every rank. Collective
+/// over the world; the host waits.
+std::vector<PairTimes> time_pairs(const std::shared_ptr<comm::World>& world, int64_t mib, int64_t rounds);
 
 }  // namespace trireme::bench

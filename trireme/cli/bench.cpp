@@ -21,6 +21,7 @@ struct CommOptions {
   std::string mib = "32,128,512";
   int64_t rounds = 5;
   bool json = false;
+  bool pairs = false;
 };
 
 std::vector<int64_t> sizes_of(const std::string& text) {
@@ -47,8 +48,10 @@ int bench_comm(const CommOptions& options, Front& front) {
   }
   Request request{
       .verb = "bench_comm", .config = "", .run_dir = "", .command = front.command, .json = options.json};
-  request.bench_comm = {
-      .device = std::string(plan::name(device)), .mib = sizes_of(options.mib), .rounds = options.rounds};
+  request.bench_comm = {.device = std::string(plan::name(device)),
+                        .mib = sizes_of(options.mib),
+                        .rounds = options.rounds,
+                        .pairs = options.pairs};
   return run_workers(request, front.environment, device, ranks);
 }
 
@@ -64,12 +67,16 @@ void add_bench_comm(CLI::App& verb, Front& front) {
                    with_default("Rounds over all cases; medians are shown", options->rounds))
       ->option_text("N")
       ->check(CLI::Range(1, 1000));
+  comm->add_flag("--pairs", options->pairs, "Also time messages of the largest size between each two ranks");
   comm->add_flag("--json", options->json, "Print one JSON document with all samples");
   comm->footer(
       "GB/s: the bytes that one rank receives in the operation (nccl-tests' bus bandwidth), over the median\n"
-      "time.\n"
-      "Example:\n"
-      "  trireme bench comm --mib 32,512");
+      "time; of the tensor: its size over that time. Every case is checked once; elements that are not what "
+      "they\n"
+      "should be are counted, and then the exit code is 8.\n"
+      "Examples:\n"
+      "  trireme bench comm --mib 32,512\n"
+      "  trireme bench comm -n 4 --mib 8 --pairs");
   comm->callback(
       [options, &front] { front.action = [options, &front] { return bench_comm(*options, front); }; });
 }

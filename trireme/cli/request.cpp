@@ -11,7 +11,7 @@ NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(GenerateOptions, run, weights, prompt, chat, 
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(EvalOptions, device, run, weights, data, questions, per_document, window)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(DataOptions, action, path, format, train, test, seed, threads, fonts,
                                    sheet, side, images, rounds)
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(BenchCommOptions, device, mib, rounds)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(BenchCommOptions, device, mib, rounds, pairs)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(ControllerOptions, address, device, number, timeout_s, prints)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(RatesOptions, device, file)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(BenchPipelineOptions, device, schedules, micro_batches, micro_batch_size,

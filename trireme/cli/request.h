@@ -35,6 +35,7 @@ struct BenchCommOptions {
   std::string device = "cpu";
   std::vector<int64_t> mib;  ///< sizes of the whole tensor in bf16
   int64_t rounds = 5;        ///< alternations of all cases
+  bool pairs = false;        ///< messages between each two ranks, too
 };
 
 /// A measurement of this machine's rates.

@@ -1,6 +1,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "trireme/base/error.h"
@@ -26,20 +27,57 @@ Json to_json(const Times& times) {
                     {"wire_bytes", one.wire_bytes},
                     {"ms", one.median_ms()},
                     {"gb_per_s", one.gb_per_s()},
+                    {"tensor_gb_per_s", one.tensor_gb_per_s()},
+                    {"wrong", one.wrong},
                     {"samples_ms", one.calls_ms}});
   }
   return rows;
 }
 
+Json to_json(const std::vector<bench::PairTimes>& pairs) {
+  Json rows = Json::array();
+  for (const bench::PairTimes& one : pairs)
+    rows.push_back(
+        {{"from", one.from}, {"to", one.to}, {"latency_us", one.latency_us}, {"gb_per_s", one.gb_per_s}});
+  return rows;
+}
+
+using report::Align;
+
 std::string to_text(const Times& times) {
-  using report::Align;
-  report::Table table(
-      {{"MiB", Align::kRight}, {"collective"}, {"by"}, {"ms", Align::kRight}, {"GB/s", Align::kRight}});
+  report::Table table({{"MiB", Align::kRight},
+                       {"collective"},
+                       {"by"},
+                       {"ms", Align::kRight},
+                       {"GB/s", Align::kRight},
+                       {"of the tensor", Align::kRight},
+                       {"wrong", Align::kRight}});
   for (const bench::CollectiveTimes& one : times) {
     table.add_row({std::to_string(one.mib), one.operation, one.by, fmt::format("{:.3f}", one.median_ms()),
-                   fmt::format("{:.1f}", one.gb_per_s())});
+                   fmt::format("{:.1f}", one.gb_per_s()), fmt::format("{:.1f}", one.tensor_gb_per_s()),
+                   std::to_string(one.wrong)});
   }
-  return table.to_string() + "GB/s: bytes that one rank receives in the operation, over the median time\n";
+  return table.to_string() +
+         "GB/s: bytes that one rank receives in the operation, over the median time; of the tensor: its "
+         "bytes\n";
+}
+
+/// A row for each sender, a column for each receiver.
+std::string to_matrix(const std::vector<bench::PairTimes>& pairs, int64_t ranks, const std::string& title,
+                      double bench::PairTimes::*value) {
+  std::vector<report::Column> columns = {{title}};
+  for (int64_t to = 0; to < ranks; ++to) columns.push_back({fmt::format("to {}", to), Align::kRight});
+  report::Table table(std::move(columns));
+  for (int64_t from = 0; from < ranks; ++from) {
+    std::vector<std::string> cells = {fmt::format("from {}", from)};
+    for (int64_t to = 0; to < ranks; ++to) {
+      const auto pair = std::ranges::find_if(
+          pairs, [&](const bench::PairTimes& one) { return one.from == from && one.to == to; });
+      cells.push_back(pair == pairs.end() ? "-" : fmt::format("{:.1f}", (*pair).*value));
+    }
+    table.add_row(std::move(cells));
+  }
+  return table.to_string();
 }
 
 }  // namespace
@@ -58,19 +96,28 @@ int worker_bench_comm(const Request& request, const Environment& environment) {
                              fmt::join(request.bench_comm.mib, ", "), world->size()));
   }
   const Times times = bench::time_collectives(world, request.bench_comm.mib, rounds, say_round);
-  if (world->rank() != 0) return 0;
+  std::vector<bench::PairTimes> pairs;
+  if (request.bench_comm.pairs)
+    pairs = bench::time_pairs(world, std::ranges::max(request.bench_comm.mib), rounds);
+  const bool right = std::ranges::all_of(times, [](const auto& one) { return one.wrong == 0; });
+  const int code = static_cast<int>(right ? ExitCode::kOk : ExitCode::kComparison);
+  if (world->rank() != 0) return code;
   if (!request.json) {
     fmt::print("{}", to_text(times));
-    return 0;
+    if (!pairs.empty())
+      fmt::print("\n{}\n{}", to_matrix(pairs, world->size(), "GB/s", &bench::PairTimes::gb_per_s),
+                 to_matrix(pairs, world->size(), "us, 4 bytes", &bench::PairTimes::latency_us));
+    return code;
   }
   const Json document = {{"schema", "trireme.bench_comm/2"},
                          {"command", request.command},
                          {"device", world->device().is_cuda() ? kernels::gpus().front().name : "cpu"},
                          {"ranks", world->size()},
                          {"rounds", request.bench_comm.rounds},
-                         {"rows", to_json(times)}};
+                         {"rows", to_json(times)},
+                         {"pairs", to_json(pairs)}};
   fmt::print("{}\n", document.dump(2));
-  return 0;
+  return code;
 }
 
 }  // namespace trireme::cli
