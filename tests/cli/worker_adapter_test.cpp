@@ -102,8 +102,13 @@ TEST_F(MergedRun, RefusesAnotherBaseAndWhatHoldsNoAdapters) {
   EXPECT_GT(differing(merged({"tuned", "--base", "other", "--any-base"}), tuned_ + "/" + kWeights), 0u);
   refused({"base"}, {"adapters"});
   refused({"nowhere"}, {"nowhere"});
+  refused({front_.file("text.txt")}, {"text.txt", "adapter_config.json"});
   refused({"tuned", "--base", "nowhere"}, {"nowhere"});
   refused({"tuned", "--name", "a/b"}, {"name=a/b"});
+  const std::string elsewhere = front_.file("elsewhere");
+  std::filesystem::copy(tuned_ + "/checkpoints/final/adapter", elsewhere);
+  std::filesystem::copy(tuned_ + "/" + kWeights, front_.file("lone.safetensors"));
+  refused({elsewhere, "--base", front_.file("lone.safetensors")}, {"lone.safetensors", "--base a run"});
   const Outcome alone = front_.run({"ckpt", "export-hf", tuned_ + "/checkpoints/step-00000002", "x"});
   EXPECT_EQ(alone.code, 2);
   EXPECT_TRUE(contains(alone.err, "trireme ckpt merge")) << alone.err;
@@ -112,6 +117,28 @@ TEST_F(MergedRun, RefusesAnotherBaseAndWhatHoldsNoAdapters) {
   std::filesystem::copy(tuned_ + "/checkpoints/final/adapter", front_.file("gone"));
   std::filesystem::remove(front_.file("gone/adapter_model.safetensors"));
   refused({front_.file("gone")}, {"adapter_model.safetensors"});
+}
+
+/// A checkpoint has what is added to the lengths of the rows of its own base, and is no use on another one.
+TEST_F(MergedRun, KnowsLengthsFromWhatIsAddedToThem) {
+  train_both({"--adapter.kind=dora", "--adapter.base=nf4", "--parallel.policy=fsdp"}, {"--model.d_model=64"});
+  EXPECT_GT(differing(merged({"tuned", "--any-base"}), tuned_ + "/" + kWeights), 0u);
+  const Outcome outcome = front_.run({"ckpt", "merge", tuned_ + "/checkpoints/step-00000004", "--any-base"});
+  EXPECT_EQ(outcome.code, 2);
+  EXPECT_TRUE(contains(outcome.err, "checkpoints/final/adapter")) << outcome.err;
+}
+
+TEST_F(MergedRun, IsNotMadeOfNumbersThatAreNotFinite) {
+  train_both({"--adapter.kind=lora"});
+  const std::string copy = front_.file("latest");  // a name that no run may have
+  std::filesystem::copy(tuned_ + "/checkpoints/final/adapter", copy);
+  EXPECT_EQ(front_.run({"ckpt", "merge", copy, "--name", "fine"}).code, 0);
+  nlohmann::json config = nlohmann::json::parse(read_file(copy + "/adapter_config.json"));
+  config["lora_alpha"] = 1e300;
+  write_file_atomic(copy + "/adapter_config.json", config.dump());
+  const Outcome outcome = front_.run({"ckpt", "merge", copy, "--name", "bad"});
+  EXPECT_EQ(outcome.code, 7) << outcome.err;
+  EXPECT_TRUE(contains(outcome.err, "not finite")) << outcome.err;
 }
 
 /// The real worker at rising rates: the loss of a tiny model falls somewhere and then explodes.
@@ -138,7 +165,21 @@ TEST_F(Worker, RisingLearningRatesShowWhereTheLossFallsAndWhereItDiverges) {
   EXPECT_FALSE(std::filesystem::exists(front_.file("runs/latest"))) << "it is no run to go on with";
   const Outcome plain = front_.run(words + Words{"--steps", "20", "--max", "1e-6", "-o", "page.html"});
   EXPECT_EQ(plain.code, 0) << plain.err;
-  EXPECT_TRUE(contains(plain.out, "falls fastest at")) << plain.out;
+  EXPECT_TRUE(contains(plain.out, "falls fastest at  nowhere")) << plain.out;
+  ASSERT_EQ(front_.run(kTiny + Words{"-n", "2", "--train.steps=2", "--name=begun"}).code, 0);
+  const Words further = {"find-lr",
+                         "--device=cpu",
+                         "--data.path=text.txt",
+                         "--model.n_layers=2",
+                         "--model.d_model=32",
+                         "--data.seq_len=32",
+                         "--train.global_batch=4",
+                         "-n",
+                         "2",
+                         "--steps",
+                         "20",
+                         "--model.weights=begun"};
+  EXPECT_EQ(front_.run(further).code, 0) << front_.run(further).err;
   EXPECT_TRUE(std::filesystem::exists(front_.file("page.html")));
   for (const Words& wrong : {Words{"--min", "0"}, Words{"--min", "1", "--max", "0.1"}, Words{"--steps", "5"},
                              Words{"-o", "nowhere/page.html"}, Words{"--optim.rl=1"}})

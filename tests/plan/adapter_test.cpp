@@ -166,7 +166,8 @@ TEST(LowRankAdapter, TakesItsKeysFromConfigsOfPeft) {
   written["target_modules"] = "all-linear";
   EXPECT_EQ(load_adapted(keys_of_peft(written, "file")).model.adapter.targets, "all");
   for (const nlohmann::json& targets :
-       {nlohmann::json(".*_proj"), nlohmann::json::array(), nlohmann::json({3}), nlohmann::json()}) {
+       {nlohmann::json(".*_proj"), nlohmann::json::array(), nlohmann::json({3}), nlohmann::json({"all"}),
+        nlohmann::json({"q_proj,k_proj"}), nlohmann::json()}) {
     written["target_modules"] = targets;
     test::expect_refusal([&] { keys_of_peft(written, "file"); }, {"file", "target_modules", "list"});
   }

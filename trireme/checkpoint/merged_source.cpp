@@ -1,12 +1,14 @@
 #include "trireme/checkpoint/merged_source.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <functional>
 #include <mutex>
 #include <utility>
 #include <vector>
 
+#include "trireme/base/error.h"
 #include "trireme/base/hash.h"
 #include "trireme/checkpoint/cast.h"
 #include "trireme/checkpoint/low_rank.h"
@@ -90,6 +92,11 @@ class MergedSource : public Source {
         std::ranges::transform(lengths, lengths_of_rows(weight), lengths.begin(), std::plus());
     }
     add_low_rank(weight, {.first = first, .second = second, .scale = scale_, .lengths = lengths});
+    if (!std::ranges::all_of(values, [](float value) { return std::isfinite(value); }))
+      throw DataError(
+          "[checkpoint.merge] {} with the adapter in {} has elements that are not finite; one of the two is "
+          "damaged, or alpha is too large",
+          name, adapters_.source->path());
     return values;
   }
 

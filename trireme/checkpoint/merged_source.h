@@ -18,7 +18,8 @@ struct AdapterTensors {
 };
 
 /// The parameters of `model` without its adapters, in fp32: `base` with them added (low_rank.h). A layer is
-/// held at a time. Both sources must have been checked (check_fit()).
+/// held at a time. Both sources must have been checked (check_fit()). Reading throws DataError where a sum is
+/// not finite.
 std::unique_ptr<Source> merge_adapters(std::unique_ptr<Source> base, AdapterTensors adapters,
                                        const plan::ModelConfig& model);
 

@@ -44,6 +44,7 @@ std::optional<std::string> newest_checkpoint_of(const report::RunDirectory& run)
   const std::string folder = run.file("checkpoints");
   if (!checkpoint::has_checkpoint(folder)) return std::nullopt;
   const checkpoint::Newest newest = checkpoint::newest_checkpoint(checkpoint::Folder(folder));
+  for (const std::string& reason : newest.passed_over) log_warning("skipped {}", reason);
   return newest.checkpoint ? std::optional(newest.checkpoint->path()) : std::nullopt;
 }
 
@@ -68,7 +69,13 @@ plan::Config config_of_hugging_face(const std::string& folder) {
 /// The config of a model that nothing but its weights is known of: that of their run, if they have one.
 plan::Config config_of_base(const std::string& base, const Front& front) {
   if (is_hugging_face(base)) return config_of_hugging_face(base);
-  std::string run = run_around(fs::weakly_canonical(fs::absolute(base)));
+  std::error_code error;
+  std::string run = fs::exists(base, error) ? run_around(fs::canonical(base)) : std::string();
+  if (run.empty() && fs::is_regular_file(base, error))
+    throw ConfigError(
+        "[cli.adapters] {} does not say which model it is of; give --base a run, a checkpoint or a folder of "
+        "Hugging Face",
+        base);
   plan::Config config;
   if (run.empty()) {
     const FoundWeights found = find_weights(base, "", front);
@@ -106,10 +113,11 @@ plan::Config config_of_folder(const std::string& folder, const std::string& base
   if (named.empty()) refuse_without_base(folder);
   plan::Config config = config_of_base(named, front);
   config.model.weights = named;
+  plan::Config adapted =
+      plan::load({.path = "", .text = plan::to_yaml({config, {}}), .overrides = keys}, Environment()).config;
   const fs::path path = fs::weakly_canonical(fs::absolute(folder));
-  config.name = path.has_filename() ? path.filename().string() : path.parent_path().filename().string();
-  return plan::load({.path = "", .text = plan::to_yaml({config, {}}), .overrides = keys}, Environment())
-      .config;
+  adapted.name = path.has_filename() ? path.filename().string() : path.parent_path().filename().string();
+  return adapted;
 }
 
 /// model.weights as a path, and what it stands for checked.
@@ -165,6 +173,13 @@ FoundAdapters adapters_of_folder(const std::string& folder, const std::string& b
 }
 
 FoundAdapters find_run_adapters(const std::string& word, const std::string& base, const Front& front) {
+  std::error_code error;
+  if (fs::exists(word, error) && !fs::exists(fs::path(word) / "manifest.json", error))
+    throw ConfigError(
+        "[cli.adapters] {} holds no adapters: it has no {}, and is neither a checkpoint nor a run; give one "
+        "of "
+        "these",
+        word, plan::kPeftConfig);
   std::string path;
   find_run(word, front.runs_root(),
            {.what = "adapters",

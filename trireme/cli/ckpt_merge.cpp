@@ -60,6 +60,13 @@ int merge(const MergeOptions& options, const Front& front) {
   auto base = checkpoint::open_source(adapters.config.model.weights);
   if (!options.any_base) check_base(adapters, *base);
   checkpoint::AdapterTensors tensors = adapters.open();
+  if (options.any_base && tensors.lengths_are_changes &&
+      adapters.config.model.adapter.kind == plan::AdapterKind::kDora)
+    throw ConfigError(
+        "[cli.ckpt] {} has what is added to the lengths of the rows of its own base, so it cannot be added "
+        "to "
+        "another one; let its run come to its end, and name checkpoints/final/adapter, which has the lengths",
+        adapters.path);
   const auto merged = checkpoint::merge_adapters(std::move(base), std::move(tensors), adapters.config.model);
   const report::RunDirectory run = make_weights_run(made, *merged, front);
   const std::string path = report::as_typed(run.path());

@@ -96,9 +96,10 @@ std::string what_works(const RunSummary& summary) {
 
 std::optional<DevRun> dev_run_of(const TrainJob& job, const Front& front) {
   if (!job.resume.empty()) return std::nullopt;  // its config may be that of the run
-  const plan::Config whole = load_config(job, front).config;
-  if (whole.train.fast_dev_run == 0) return std::nullopt;
+  if (load_config(job, front).config.train.fast_dev_run == 0) return std::nullopt;
   DevRun dev{.job = job, .shortened = {}};
+  settle_weights_of(dev.job, front);
+  const plan::Config whole = load_config(dev.job, front).config;
   for (const std::string& key : short_keys(whole)) dev.job.overrides.push_back(key);
   dev.job.run_dir = runs_root(job, front) + "/" + kFolder;
   dev.shortened = differences(whole, load_config(dev.job, front).config);

@@ -51,6 +51,7 @@ void check(const FindLrOptions& options) {
 TrainJob job_of(const FindLrOptions& options, const Front& front) {
   TrainJob job = options.job;
   job.overrides = front.overrides;
+  settle_weights_of(job, front);
   for (const char* const key :
        {"optim.schedule=range", "optim.warmup_steps=0", "optim.step_every=0", "optim.step_factor=0.1",
         "train.epochs=0", "train.fast_dev_run=0", "train.early_stop=0", "train.early_stop_min_delta=0",
@@ -116,7 +117,11 @@ int find_lr(const FindLrOptions& options, Front& front) {
   if (finished.code != 0 && !exploded) return finished.code;
   const report::RunRecord run = report::read_run(finished.run_directory);
   report::Curve losses = report::loss_over_lr(run);
-  if (exploded) losses.add(next_rate(options, losses), std::nan(""));
+  if (exploded) {
+    const double rate = next_rate(options, losses);
+    log_info("the test ends at a learning rate of {:.2g}: the loss was no longer finite", rate);
+    losses.add(rate, std::nan(""));
+  }
   const report::LrRange range = report::lr_range_of(losses);
   const std::string page = options.output.empty() ? finished.run_directory + "/find-lr.html" : options.output;
   write_file_atomic(page, report::lr_range_page(range, report::as_typed(finished.run_directory)));

@@ -222,6 +222,13 @@ std::string runs_root(const TrainJob& job, const Front& front) {
   return job.run_dir.empty() ? front.runs_root() : job.run_dir;
 }
 
+void settle_weights_of(TrainJob& job, const Front& front) {
+  plan::Config config = load_config(job, front).config;
+  if (config.model.weights.empty()) return;
+  settle_weights_path(config, runs_root(job, front));
+  job.overrides.push_back("model.weights=" + config.model.weights);
+}
+
 DeviceMemory memory_for(plan::Device device, int64_t local_ranks) {
   if (device == plan::Device::kCuda) return {.bytes = gpu_memory(), .ranks = 1};
   return {.bytes = host_memory(), .ranks = local_ranks};

@@ -69,6 +69,10 @@ std::string runs_root(const TrainJob& job, const Front& front);
 /// Resolves config, device and data path, and plans. Throws ConfigError.
 PreparedJob prepare_train_job(const TrainJob& job, const Front& front);
 
+/// Makes a run that model.weights names, by its name below runs_root(), the path of its weights: before the
+/// job's own run directory goes elsewhere.
+void settle_weights_of(TrainJob& job, const Front& front);
+
 /// Prepares a run that is only planned: GPUs may be others than this machine's, as many as there are
 /// ranks (-n, else one). `gpu`: their kind (plan::gpu_bytes()); empty: this machine's, or unknown ones if the
 /// config asks for them and it has none. A note says for which GPUs the plan is.

@@ -155,7 +155,7 @@ std::string run_around(const fs::path& weights) {
   fs::path folder = weights;
   for (int i = 0; i < kDeepest; ++i) {
     folder = folder.parent_path();
-    if (is_there(folder / "config.yaml") && is_there(folder / "checkpoints")) return folder;
+    if (is_there(folder / kManifest) && is_there(folder / "config.yaml")) return folder;
   }
   return {};
 }

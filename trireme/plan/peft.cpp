@@ -87,7 +87,10 @@ namespace {
 std::string targets_of(const Json& config, const std::string& path) {
   const auto found = config.find("target_modules");
   if (found != config.end() && *found == "all-linear") return "all";
-  const auto is_text = [](const Json& target) { return target.is_string(); };
+  const auto is_text = [](const Json& target) {
+    return target.is_string() && target != "all" &&
+           target.get_ref<const std::string&>().find(',') == std::string::npos;
+  };
   if (found == config.end() || !found->is_array() || found->empty() || !std::ranges::all_of(*found, is_text))
     throw ConfigError(
         "[plan.peft] {} has target_modules={}, but only a list of names of layers is read; write it so", path,

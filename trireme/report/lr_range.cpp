@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <map>
 
 #include "trireme/report/chart.h"
@@ -12,18 +13,35 @@
 namespace trireme::report {
 namespace {
 
-/// The means of neighbours, of as many on both sides, so that the ends are not pulled to the middle.
-Curve mean_of(const Curve& curve) {
+/// Neighbours of a step on each side that its mean takes in: with it a tenth of all.
+size_t reach_of(const Curve& curve) {
   constexpr size_t kShare = 20;
-  const size_t count = curve.size(), reach = count / kShare;
+  return curve.size() / kShare;
+}
+
+/// The means of the steps that have all their neighbours.
+Curve mean_of(const Curve& curve, size_t reach) {
   Curve mean;
-  for (size_t at = 0; at < count; ++at) {
-    const size_t near = std::min({reach, at, count - 1 - at});
+  for (size_t at = reach; at + reach < curve.size(); ++at) {
     double sum = 0.0;
-    for (size_t i = at - near; i <= at + near; ++i) sum += curve.y[i];
-    mean.add(curve.x[at], sum / static_cast<double>(2 * near + 1));
+    for (size_t i = at - reach; i <= at + reach; ++i) sum += curve.y[i];
+    mean.add(curve.x[at], sum / static_cast<double>(2 * reach + 1));
   }
   return mean;
+}
+
+/// The deviation of the losses' noise: how far they are from the mean of their neighbours, over the first
+/// half of them at least and as far as `calm` means, since a loss that diverges is wild.
+double scatter_of(const Curve& curve, const Curve& mean, size_t reach, size_t calm) {
+  constexpr double kDeviationOfMedian = 1.4826;  // of a normal distribution
+  const size_t count = std::min(mean.size(), std::max(mean.size() / 2, calm));
+  std::vector<double> distances;
+  for (size_t i = 0; i < count; ++i) distances.push_back(std::fabs(curve.y[i + reach] - mean.y[i]));
+  // A loss is one of those that its mean is of.
+  const double others = static_cast<double>(2 * reach) / static_cast<double>(2 * reach + 1);
+  return reach == 0
+             ? 0.0
+             : kDeviationOfMedian / std::sqrt(others) * quantile(std::move(distances), 0.5).value_or(0.0);
 }
 
 /// The points before the first that is not finite.
@@ -33,19 +51,26 @@ Curve finite_part(const Curve& curve) {
   return part;
 }
 
-/// Where `mean` falls fastest before its lowest point; none: nowhere.
-std::optional<double> steepest_of(const Curve& mean, size_t lowest) {
-  std::optional<double> found;
-  double fastest = 0.0;
-  for (size_t i = 1; i < lowest; ++i) {
+/// Where `mean` falls fastest before its lowest point, from what lies `reach` before a step to what lies as
+/// far behind it.
+double steepest_of(const Curve& mean, size_t lowest, size_t reach) {
+  size_t found = 0;
+  double fastest = std::numeric_limits<double>::infinity();
+  for (size_t i = 0; i <= lowest; ++i) {
+    const size_t before = i - std::min(i, reach + 1), behind = std::min(lowest, i + reach + 1);
+    if (before == behind) continue;
     const double slope =
-        (mean.y[i + 1] - mean.y[i - 1]) / (std::log(mean.x[i + 1]) - std::log(mean.x[i - 1]));
+        (mean.y[behind] - mean.y[before]) / (std::log(mean.x[behind]) - std::log(mean.x[before]));
     if (slope >= fastest) continue;
     fastest = slope;
-    found = mean.x[i];
+    found = i;
   }
-  return found;
+  return mean.x[found];
 }
+
+/// A mean must differ by so many deviations of the losses from the first one to have fallen or risen: means
+/// of a hundred steps without a trend do not do so by chance.
+constexpr double kFallOverScatter = 2.0;
 
 std::string short_rate(double rate) {
   return fmt::format("{:.2g}", rate);
@@ -55,18 +80,24 @@ std::string short_rate(double rate) {
 
 LrRange lr_range_of(const Curve& loss) {
   const Curve finite = finite_part(loss);
-  LrRange range{.loss = loss, .mean = mean_of(finite)};
-  if (finite.empty()) {
-    if (!loss.empty()) range.diverged = loss.x.front();
-    return range;
-  }
+  const size_t reach = reach_of(finite);
+  LrRange range{.loss = loss, .mean = mean_of(finite, reach)};
+  if (finite.size() < loss.size()) range.diverged = loss.x[finite.size()];
+  if (range.mean.empty()) return range;
   const std::vector<double>& means = range.mean.y;
-  const auto lowest = static_cast<size_t>(std::ranges::min_element(means) - means.begin());
-  range.steepest = steepest_of(range.mean, lowest);
-  if (range.steepest) range.lowest = range.mean.x[lowest];
-  for (size_t i = lowest; i < means.size() && !range.diverged; ++i)
-    if (means[i] > means.front()) range.diverged = range.mean.x[i];
-  if (!range.diverged && finite.size() < loss.size()) range.diverged = loss.x[finite.size()];
+  auto lowest = static_cast<size_t>(std::ranges::min_element(means) - means.begin());
+  const double scatter = scatter_of(finite, range.mean, reach, lowest);
+  if (means.front() - means[lowest] > kFallOverScatter * scatter) {
+    range.lowest = range.mean.x[lowest];
+    range.steepest = steepest_of(range.mean, lowest, reach);
+  } else {
+    lowest = 0;
+  }
+  for (size_t i = lowest; i < means.size(); ++i) {
+    if (means[i] <= means.front() + kFallOverScatter * scatter) continue;
+    range.diverged = range.mean.x[i];
+    break;
+  }
   return range;
 }
 

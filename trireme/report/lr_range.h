@@ -11,12 +11,13 @@ namespace trireme::report {
 
 struct LrRange {
   Curve loss;  ///< over learning rates
-  Curve mean;  ///< the same, of each step and its neighbours: a tenth of all that are finite
-  /// Where the mean falls fastest over the logarithm of the rate; none: it falls nowhere.
-  std::optional<double> steepest = {};
-  std::optional<double> lowest = {};    ///< where the mean is lowest; none: it falls nowhere
-  std::optional<double> diverged = {};  ///< the first rate behind it with a mean above the first, or a loss
-                                        ///< that is not finite; none: there is none
+  Curve mean;  ///< of each step and its neighbours, a tenth of all that are finite; none where they end
+  /// Where the mean falls fastest over the logarithm of the rate, and where it is lowest; none: it falls by
+  /// no more than twice the deviation of the losses' noise.
+  std::optional<double> steepest = {}, lowest = {};
+  /// The first rate behind it with a mean above the first one by more than that, else with a loss that is not
+  /// finite; none: there is none.
+  std::optional<double> diverged = {};
 };
 
 /// `loss`: over rising positive rates.
