@@ -70,7 +70,7 @@ class Memory : public Source {
   std::map<std::string, std::vector<float>> values_;  ///< after rounding
 };
 
-/// What the adapters make of a layer, in double, and with rows that give an output side by side: (out, in).
+/// The sum that adapters make of a layer, in double, with rows that give an output: (out, in).
 struct Dense {
   int64_t out, in;
   std::vector<double> values;

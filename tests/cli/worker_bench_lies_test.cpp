@@ -94,7 +94,7 @@ TEST_F(Lies, AChildThatCrashesFastIsAFailureAndNoTime) {
   expect_caught(measure("zero1", "exit 3"), "ended with code 3");
 }
 
-/// By the times that two runs share, or where the machine is busy by waits that are longer than such a step.
+/// Either check tells: two runs share their times, or on a busy machine waits are longer than such a step.
 TEST_F(Lies, SamplesThatWereClonedAreFound) {
   expect_caught(
       measure("zero1", "", "sed -i 's/\"step_ms\":[0-9.e-]*/\"step_ms\":1.5/' \"$run\"/metrics.jsonl"),

@@ -173,7 +173,7 @@ TEST(RankBytes, AddUpToThePeakAndNeverOverflow) {
   EXPECT_EQ(beyond.peak(), most);
 }
 
-/// Nobody asks for the gradient of a head that is frozen, tied or not, cut over tp or not.
+/// The gradient of a frozen head is not made, whether it is tied or cut over tp or not.
 TEST(RankBytes, AFrozenHeadHasNoGradientThatTheLossMakes) {
   for (const char* tied : {"true", "false"}) {
     for (const int64_t tp : {1, 2}) {

@@ -187,7 +187,7 @@ void Bench::add_gathers(int64_t mib, const Buffers& buffers) {
   gather("backend", backend_, buffers.part);
 }
 
-/// What the backend alone has.
+/// The collectives that the backend alone has.
 void Bench::add_exchanges(int64_t mib, const Buffers& buffers) {
   const int64_t n = world_->size(), count = buffers.values.numel(), shard = count / n;
   const at::Tensor whole = buffers.whole;

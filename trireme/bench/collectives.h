@@ -27,9 +27,9 @@ struct CollectiveTimes {
   int64_t wrong = 0;  ///< elements of all ranks that differ from what they should be, behind the last round
 
   double median_ms() const;
-  /// What nccl-tests call the bus bandwidth.
+  /// The bus bandwidth of nccl-tests.
   double gb_per_s() const { return static_cast<double>(wire_bytes) / median_ms() / 1e6; }
-  /// What they call the algorithm's: of the whole tensor.
+  /// Their algorithm bandwidth: the bytes of the whole tensor over the median time.
   double tensor_gb_per_s() const;
 };
 

@@ -13,7 +13,7 @@ namespace trireme::checkpoint {
 struct AdapterTensors {
   std::unique_ptr<Source> source;
   std::string prefix = {};  ///< before the names of parameters
-  /// Of DoRA: what is added to the lengths of rows, as plan/adapter.h has it; else the lengths themselves.
+  /// Magnitudes of DoRA are what is added to the lengths of rows (plan/adapter.h), else these lengths.
   bool lengths_are_changes = false;
 };
 

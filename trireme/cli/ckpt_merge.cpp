@@ -34,19 +34,28 @@ std::string dtype_in_files(const std::string& word) {
   return word == plan::name(plan::Dtype::kFp16) ? "F16" : "";
 }
 
-/// Throws where the adapters note the digest of another base.
-void check_base(const FoundAdapters& adapters, const checkpoint::Source& base) {
+/// Throws where the adapters note the digest of another base, unless `any_base` lets them be added to it.
+void check_base(const FoundAdapters& adapters, const checkpoint::Source& base,
+                const checkpoint::AdapterTensors& tensors, bool any_base) {
   const std::string word = adapters.digest.substr(0, adapters.digest.find(' ')), dtype = dtype_in_files(word);
   if (dtype.empty()) return;
-  const plan::ModelFacts facts = plan::describe(adapters.config.model, adapters.config.data.seq_len);
+  const plan::ModelConfig& model = adapters.config.model;
+  const plan::ModelFacts facts = plan::describe(model, adapters.config.data.seq_len);
   const std::string digest = word + " " + checkpoint::digest_of_frozen(base, facts, dtype);
   if (digest == adapters.digest) return;
-  throw ConfigError(
-      "[cli.ckpt] the adapters in {} were trained on weights with digest {}, but {} has {}; name those "
-      "weights "
-      "with --base. --any-base adds the adapters all the same, as to the weights that a base in 4 bits was "
-      "made of",
-      adapters.path, adapters.digest, base.path(), digest);
+  if (!any_base)
+    throw ConfigError(
+        "[cli.ckpt] the adapters in {} were trained on weights with digest {}, but {} has {}; name those "
+        "weights "
+        "with --base. --any-base adds the adapters all the same, as to the weights that a base in 4 bits was "
+        "made of",
+        adapters.path, adapters.digest, base.path(), digest);
+  if (tensors.lengths_are_changes && model.adapter.kind == plan::AdapterKind::kDora)
+    throw ConfigError(
+        "[cli.ckpt] {} has what is added to the lengths of the rows of its own base, so it cannot be added "
+        "to "
+        "another one; let its run come to its end, and name checkpoints/final/adapter, which has the lengths",
+        adapters.path);
 }
 
 int merge(const MergeOptions& options, const Front& front) {
@@ -58,15 +67,8 @@ int merge(const MergeOptions& options, const Front& front) {
   made.speaks = !made.came_with.empty() && why_no_tokenizer(made.came_with, made.config.model).empty() &&
                 adapters.config.data.tokenizer == made.came_with;
   auto base = checkpoint::open_source(adapters.config.model.weights);
-  if (!options.any_base) check_base(adapters, *base);
   checkpoint::AdapterTensors tensors = adapters.open();
-  if (options.any_base && tensors.lengths_are_changes &&
-      adapters.config.model.adapter.kind == plan::AdapterKind::kDora)
-    throw ConfigError(
-        "[cli.ckpt] {} has what is added to the lengths of the rows of its own base, so it cannot be added "
-        "to "
-        "another one; let its run come to its end, and name checkpoints/final/adapter, which has the lengths",
-        adapters.path);
+  check_base(adapters, *base, tensors, options.any_base);
   const auto merged = checkpoint::merge_adapters(std::move(base), std::move(tensors), adapters.config.model);
   const report::RunDirectory run = make_weights_run(made, *merged, front);
   const std::string path = report::as_typed(run.path());

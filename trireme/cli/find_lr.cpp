@@ -22,7 +22,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-/// Below the parent of run directories, so that 'latest' and --resume do not find these runs.
+/// The folder below the parent of run directories, so that 'latest' and --resume do not find these runs.
 constexpr const char* kRangeTests = "find_lr";
 
 struct FindLrOptions {
@@ -47,7 +47,7 @@ void check(const FindLrOptions& options) {
   check_page_path(options.output);
 }
 
-/// Nothing but steps: what a run saves, validates and stops at would take its time or end it.
+/// The job of steps alone: whatever a run saves, validates and stops at would take its time or end it.
 TrainJob job_of(const FindLrOptions& options, const Front& front) {
   TrainJob job = options.job;
   job.overrides = front.overrides;

@@ -51,8 +51,8 @@ Curve finite_part(const Curve& curve) {
   return part;
 }
 
-/// Where `mean` falls fastest before its lowest point, from what lies `reach` before a step to what lies as
-/// far behind it.
+/// The rate where `mean` falls fastest before its lowest point, from what lies `reach` before a step to what
+/// lies as far behind it.
 double steepest_of(const Curve& mean, size_t lowest, size_t reach) {
   size_t found = 0;
   double fastest = std::numeric_limits<double>::infinity();

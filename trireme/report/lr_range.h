@@ -12,7 +12,7 @@ namespace trireme::report {
 struct LrRange {
   Curve loss;  ///< over learning rates
   Curve mean;  ///< of each step and its neighbours, a tenth of all that are finite; none where they end
-  /// Where the mean falls fastest over the logarithm of the rate, and where it is lowest; none: it falls by
+  /// The rates where the mean falls fastest over their logarithm, and where it is lowest; none: it falls by
   /// no more than twice the deviation of the losses' noise.
   std::optional<double> steepest = {}, lowest = {};
   /// The first rate behind it with a mean above the first one by more than that, else with a loss that is not
