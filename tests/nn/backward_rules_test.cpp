@@ -43,6 +43,7 @@ TEST(BackwardPasses, NoneHasASecondDerivative) {
       {"nn.add_norm", [&] { return nn::layer_norm(x, scale, bias, 1e-5); }},
       {"nn.swiglu", [&] { return swiglu(x); }},
       {"nn.gelu", [&] { return nn::gelu(x); }},
+      {"nn.scale_columns", [&] { return scale_columns(x, scale); }},
       {"nn.add_norm_linear",
        [&] { return add_norm_linear(x, {}, norm, weight, {}, WeightLayout::kOutIn).second; }},
       {"nn.activated_linear", [&] { return activated_linear(x, Activation::kSwiglu, narrow, {}); }},

@@ -229,6 +229,30 @@ TEST_F(Functional, ActivationsMatchAtenOverTheWholeRange) {
       1e-6);
 }
 
+TEST_F(Functional, ScaledColumnsMatchAten) {
+  for (const int64_t width : {1, 7, 64}) {
+    for (const std::vector<int64_t>& rows : std::vector<std::vector<int64_t>>{{1}, {5}, {2, 3}}) {
+      std::vector<int64_t> shape = rows;
+      shape.push_back(width);
+      const at::Tensor x = leaf_of(shape), factors = leaf_of({width});
+      expect_same(
+          {x, factors}, [&] { return scale_columns(x, factors); }, [&] { return x * factors; }, 1e-6);
+    }
+  }
+  const at::Tensor turned = leaf_of({8, 6}), factors = leaf_of({8});
+  expect_same(
+      {turned, factors}, [&] { return scale_columns(turned.t(), factors); },
+      [&] { return turned.t() * factors; }, 1e-6);
+  const at::Tensor none = leaf_of({0, 8});
+  factors.mutable_grad() = at::Tensor();
+  scale_columns(none, factors).sum().backward();
+  EXPECT_TRUE(at::equal(factors.grad(), at::zeros({8})));
+  const at::Tensor narrow = at::randn({4, 8}).to(at::kBFloat16);
+  const at::Tensor scaled = scale_columns(narrow, factors);
+  EXPECT_EQ(scaled.scalar_type(), at::kBFloat16);
+  EXPECT_TRUE(at::equal(scaled, (narrow.to(at::kFloat) * factors).to(at::kBFloat16)));
+}
+
 at::Tensor plain_rope(const at::Tensor& heads, double theta) {  // (B, H, T, hd), straight from the definition
   const int64_t length = heads.size(2), half = heads.size(3) / 2;
   at::Tensor out = at::empty_like(heads);

@@ -387,6 +387,64 @@ TEST(UnitWork, MovesTheBytesOfItsOperations) {
   }
 }
 
+/// The lengths of rows read each weight twice for each micro-batch; outputs are read and written, and their
+/// gradients read both and are written. What LoRA does is done, too.
+TEST(UnitWork, HasThePassesOfDora) {
+  const auto config = [](const char* kind) {
+    return timed_config({"model.preset=llama-tiny", fmt::format("adapter.kind={}", kind)});
+  };
+  const Config dora = config("dora");
+  const ModelConfig model = complete(dora.model, dora.data.seq_len);
+  const auto layers = static_cast<double>(model.n_layers), d = static_cast<double>(model.d_model),
+             f = static_cast<double>(model.d_ff),
+             keys = static_cast<double>(model.n_kv_heads * head_dim(model));
+  const auto moved = [&](const char* kind, double MemoryRates::*rate) {
+    return bytes_moved(config(kind), Device::kCpu, rate, {TimeCause::kMemory}) / 4.0;
+  };
+  const auto tokens = static_cast<double>(dora.train.global_batch * dora.data.seq_len),
+             micro_batches = static_cast<double>(dora.train.global_batch / dora.train.micro_batch);
+  const double outputs = layers * (d + 2.0 * keys + d + 2.0 * f + d),
+               weights = layers * (d * (d + 2.0 * keys) + d * d + 3.0 * d * f);
+  EXPECT_NEAR(moved("dora", &MemoryRates::add) - moved("lora", &MemoryRates::add), 5.0 * outputs * tokens,
+              1e-6 * outputs * tokens);
+  EXPECT_NEAR(moved("dora", &MemoryRates::copy) - moved("lora", &MemoryRates::copy),
+              2.0 * weights * micro_batches, 1e-6 * weights * micro_batches);
+}
+
+/// Products are those of the weights, whose gradients are not made, and of the adapters: all A on one input
+/// are one product, and all B behind them another. A block that is computed again leaves its last one out.
+TEST(UnitWork, HasTheProductsOfAdapters) {
+  constexpr double kRank = 8.0;
+  Rates rates = usual_rates(Device::kCpu);
+  const ProductGrid counts{.m = {1, 2}, .n = {1, 2}, .k = {1, 2}, .seconds = std::vector<double>(8, 0.0)};
+  const auto in_products = [&](ProductGrid grid, const char* recompute, TimeCause cause) {
+    rates.products["fp32"] = {grid, grid, grid};
+    const Config config = timed_config({"model.preset=llama-tiny", "adapter.kind=lora", "adapter.rank=8",
+                                        fmt::format("memory.recompute={}", recompute)});
+    return step_time(config, 1, Device::kCpu, rates).ranks[0][cause];
+  };
+  const Config config = timed_config({"model.preset=llama-tiny"});
+  const ModelConfig model = complete(config.model, config.data.seq_len);
+  const auto layers = static_cast<double>(model.n_layers), d = static_cast<double>(model.d_model),
+             f = static_cast<double>(model.d_ff), words = static_cast<double>(model.vocab_size),
+             kv = static_cast<double>(model.n_kv_heads * head_dim(model));
+  ProductGrid flops = counts;
+  for (size_t i = 0; i < flops.seconds.size(); ++i)
+    flops.seconds[i] = 2.0 * static_cast<double>((i >> 2 & 1) + 1) * static_cast<double>((i >> 1 & 1) + 1) *
+                       static_cast<double>((i & 1) + 1);
+  const auto tokens = static_cast<double>(config.train.global_batch * config.data.seq_len);
+  const double last = f * d, base = d * (d + 2.0 * kv) + d * d + 2.0 * d * f + last,
+               read = kRank * (3.0 * d + d + 2.0 * d + f),
+               written = 3.0 * kRank * (d + 2.0 * kv) + kRank * d + 2.0 * kRank * 2.0 * f + kRank * d;
+  const double forward = layers * (base + read + written), head = 2.0 * words * d,
+               backward = layers * (base + 2.0 * (read + written));
+  const double wanted = 2.0 * tokens * (forward + backward + head);
+  EXPECT_NEAR(in_products(flops, "none", TimeCause::kProducts), wanted, 1e-6 * wanted);
+  const double plain_again = in_products(counts, "block", TimeCause::kAgain),
+               again = 2.0 * tokens * (forward - layers * last);
+  EXPECT_NEAR(in_products(flops, "block", TimeCause::kAgain) - plain_again, again, 1e-6 * again);
+}
+
 /// Each operand is read and written as one byte twice: the input before the product, and the gradient of the
 /// output before those of backward. Queries, keys and values are one product, and so are a gate and what it
 /// opens for.

@@ -118,13 +118,6 @@ int map_array(Arguments<Scalar, Function> arguments, bool packed, int64_t count,
   return launch<Function, 1>(arguments, 1, count - head, stream);
 }
 
-/// For functions of two operands, whose loads take the registers of more walkers: some 512 threads on each
-/// SM, in whole blocks.
-constexpr int64_t walkers_of_two(int64_t packs) {
-  const int64_t walkers = std::clamp<int64_t>(kSms * 512 / packs, 1, 1024);
-  return (walkers + kColumnRows - 1) / kColumnRows * kColumnRows;
-}
-
 /// Function on every element of (rows, width), with the sums over the rows of its first output in `partial`
 /// (walkers, width). As add_rows() walks, with fewer rows in flight, since there are more operands.
 template <typename Function, typename Scalar, int kLanes, bool kAmax>

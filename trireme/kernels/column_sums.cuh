@@ -108,4 +108,11 @@ dim3 column_grid(int64_t walkers, int width) {
   return dim3((packs + kColumnThreads - 1) / kColumnThreads, (walkers + kColumnRows - 1) / kColumnRows);
 }
 
+/// For functions of two operands, whose loads take the registers of more walkers: some 512 threads on each
+/// SM, in whole blocks.
+constexpr int64_t walkers_of_two(int64_t packs) {
+  const int64_t walkers = std::clamp<int64_t>(kSms * 512 / packs, 1, 1024);
+  return (walkers + kColumnRows - 1) / kColumnRows * kColumnRows;
+}
+
 }  // namespace trireme::kernels::cuda

@@ -118,6 +118,16 @@ int gelu_backward_with_sums(void* dx, float* dx_sums, float* scratch, const void
                             int64_t rows, int64_t width, Dtype dtype, void* stream, float* amax = nullptr,
                             void* y = nullptr);
 
+// Factors of columns (scale_columns.cu).
+
+/// y (rows, width) = x * factors, a factor (fp32) for each column.
+int scale_columns(void* y, const void* x, const float* factors, int64_t rows, int64_t width, Dtype dtype,
+                  void* stream);
+/// dx (rows, width) = dy * factors, and d_factors (width) = the sums over the rows of dy * x. `scratch`:
+/// column_scratch(width) floats. Without rows nothing is written.
+int scale_columns_backward(void* dx, float* d_factors, float* scratch, const void* dy, const void* x,
+                           const float* factors, int64_t rows, int64_t width, Dtype dtype, void* stream);
+
 // Rotary embedding (rope.cu), as in rope.h.
 
 int rope_inplace(void* x, const float* cosine, const float* sine, int64_t rows, int64_t seq_len,

@@ -75,6 +75,13 @@ int gelu_backward_with_sums(void*, float*, float*, const void*, const void*, int
                             float*, void*) {
   absent("gelu_backward_with_sums");
 }
+int scale_columns(void*, const void*, const float*, int64_t, int64_t, Dtype, void*) {
+  absent("scale_columns");
+}
+int scale_columns_backward(void*, float*, float*, const void*, const void*, const float*, int64_t, int64_t,
+                           Dtype, void*) {
+  absent("scale_columns_backward");
+}
 int rope_inplace(void*, const float*, const float*, int64_t, int64_t, int64_t, int64_t, int64_t, float, Dtype,
                  void*) {
   absent("rope_inplace");

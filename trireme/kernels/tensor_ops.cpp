@@ -465,6 +465,34 @@ void gelu_backward(at::Tensor& dx, const at::Tensor& dy, const at::Tensor& x, co
   });
 }
 
+void scale_columns(at::Tensor& y, const at::Tensor& x, const at::Tensor& factors) {
+  const Rows rows(x);
+  if (!x.is_cuda()) {
+    y.copy_(x * factors);
+    return;
+  }
+  launched(cuda::scale_columns(mutable_data(y), data(x), floats(factors), rows.count, rows.width, dtype_of(x),
+                               current_stream()),
+           "scale_columns");
+}
+
+void scale_columns_backward(at::Tensor& dx, at::Tensor& d_factors, const at::Tensor& dy, const at::Tensor& x,
+                            const at::Tensor& factors) {
+  const Rows rows(x);
+  if (!x.is_cuda()) {
+    const at::Tensor wide = dy.to(at::kFloat);
+    dx.copy_(wide * factors);
+    at::sum_out(d_factors, (wide * x).view({rows.count, rows.width}), {0});
+    return;
+  }
+  if (rows.count == 0) d_factors.zero_();
+  at::Tensor partial = scratch(x, cuda::column_scratch(rows.width));
+  launched(
+      cuda::scale_columns_backward(mutable_data(dx), floats(d_factors), floats(partial), data(dy), data(x),
+                                   floats(factors), rows.count, rows.width, dtype_of(x), current_stream()),
+      "scale_columns_backward");
+}
+
 void rope_inplace(at::Tensor& packed, const at::Tensor& cosine, const at::Tensor& sine, int64_t heads,
                   int64_t head_dim, float direction) {
   const int64_t rows = packed.size(0) * packed.size(1), stride = packed.size(2);

@@ -105,6 +105,12 @@ void gelu_forward(at::Tensor& y, const at::Tensor& x, const at::Tensor& amax = {
 void gelu_backward(at::Tensor& dx, const at::Tensor& dy, const at::Tensor& x, const at::Tensor& amax = {},
                    at::Tensor y = {}, const at::Tensor& dx_sums = {});
 
+/// y (..., width) = x * factors, in x's dtype; factors (width) fp32, one for each column. The gradients: dx as
+/// x, and d_factors (width) fp32, the sums over all rows of dy * x.
+void scale_columns(at::Tensor& y, const at::Tensor& x, const at::Tensor& factors);
+void scale_columns_backward(at::Tensor& dx, at::Tensor& d_factors, const at::Tensor& dy, const at::Tensor& x,
+                            const at::Tensor& factors);
+
 /// As in rope.h, of the first `heads` heads of each row of packed (B, T, stride). Tables (B, T, head_dim / 2)
 /// have a row for each of these.
 void rope_inplace(at::Tensor& packed, const at::Tensor& cosine, const at::Tensor& sine, int64_t heads,

@@ -233,6 +233,26 @@ class ActivationFunction : public Function<ActivationFunction> {
   }
 };
 
+class ScaleColumnsFunction : public Function<ScaleColumnsFunction> {
+ public:
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& x_in, const at::Tensor& factors_in) {
+    const at::Tensor x = x_in.contiguous(), factors = factors_in.contiguous();
+    at::Tensor y = at::empty_like(x);
+    kernels::scale_columns(y, x, factors);
+    context->save_for_backward({x, factors});
+    return y;
+  }
+
+  static variable_list backward(AutogradContext* context, variable_list grads) {
+    refuse_create_graph("nn.scale_columns");
+    const variable_list saved = context->get_saved_variables();
+    const at::Tensor &x = saved[0], &factors = saved[1];
+    at::Tensor dx = at::empty_like(x), d_factors = at::empty_like(factors);
+    kernels::scale_columns_backward(dx, d_factors, grads[0].contiguous(), x, factors);
+    return {dx, d_factors};
+  }
+};
+
 class EmbeddingFunction : public Function<EmbeddingFunction> {
  public:
   static at::Tensor forward(AutogradContext* context, const at::Tensor& indices, const at::Tensor& weight) {
@@ -321,6 +341,10 @@ at::Tensor swiglu(const at::Tensor& x, const std::optional<Fp8Recipe>& fp8) {
 
 at::Tensor gelu(const at::Tensor& x, const std::optional<Fp8Recipe>& fp8) {
   return ActivationFunction::apply(x, false, asks_for_amax(fp8));
+}
+
+at::Tensor scale_columns(const at::Tensor& x, const at::Tensor& factors) {
+  return ScaleColumnsFunction::apply(x, factors);
 }
 
 at::Tensor embedding(const at::Tensor& indices, const at::Tensor& weight) {

@@ -83,6 +83,10 @@ std::pair<at::Tensor, at::Tensor> add_layer_norm(const at::Tensor& x, const at::
 /// summed in a fixed order.
 at::Tensor embedding(const at::Tensor& indices, const at::Tensor& weight);
 
+/// x (..., D) times factors (D) fp32, one for each column: (..., D) in x's dtype. On a GPU one pass each way,
+/// and the gradient of factors is summed in a fixed order.
+at::Tensor scale_columns(const at::Tensor& x, const at::Tensor& factors);
+
 /// silu(gate) * up of x = gate | up: (..., 2F) -> (..., F).
 at::Tensor swiglu(const at::Tensor& x, const std::optional<Fp8Recipe>& fp8 = {});
 /// GELU, tanh form, of each element: (...) -> (...) in x's dtype.

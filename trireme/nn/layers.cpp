@@ -21,11 +21,6 @@ void Linear::add_adapter(const LowRank& adapter) {
 
 namespace {
 
-/// `values` (..., out) of any dtype times `factors` (out) in fp32, in the dtype of `values`.
-at::Tensor times_rows(const at::Tensor& values, const at::Tensor& factors) {
-  return (values * factors).to(values.scalar_type());
-}
-
 /// Sums over the rows of two matrices' elementwise product, in fp32.
 at::Tensor row_products(const at::Tensor& a, const at::Tensor& b) {
   return (a.to(at::kFloat) * b.to(at::kFloat)).sum(1);
@@ -86,7 +81,7 @@ at::Tensor Linear::beside(const at::Tensor& x, const at::Tensor& residual, Outpu
   const at::Tensor ratio = length_ratio(joints.after);
   const at::Tensor product = linear(seen, weight, {}, layout_, {}, {}, Output::kRead, joints),
                    added = low_rank(thin, {}, Output::kRead, joints.before);
-  return plus(times_rows(product, ratio - 1.0) + times_rows(added, ratio), residual);
+  return plus(scale_columns(product, ratio - 1.0) + scale_columns(added, ratio), residual);
 }
 
 at::Tensor Linear::forward(const at::Tensor& x, const at::Tensor& residual,
@@ -106,7 +101,7 @@ at::Tensor Linear::forward(const Tapped& tapped, const at::Tensor& residual,
   // The gradient of lengths reads the product, which is made again where blocks are.
   const at::Tensor sum = linear(x, weight, {}, layout_, low_rank(thin, {}, Output::kRead, joints.before), fp8,
                                 Output::kRead, joints);
-  return plus(plus(times_rows(sum, ratio), bias), residual);
+  return plus(plus(scale_columns(sum, ratio), bias), residual);
 }
 
 namespace {
@@ -153,7 +148,7 @@ bool taps_once(const std::vector<const Linear*>& layers) {
 
 at::Tensor scaled(const at::Tensor& sum, const std::vector<const Linear*>& layers) {
   const at::Tensor lengths = joined_lengths(layers);
-  return lengths.defined() ? times_rows(sum, lengths) : sum;
+  return lengths.defined() ? scale_columns(sum, lengths) : sum;
 }
 
 /// The output of layers whose adapters tap their input once.

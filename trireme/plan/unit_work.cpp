@@ -17,15 +17,35 @@ namespace {
 struct LinearWork {
   int64_t in = 0, out = 0;
   bool frozen = false;
-  std::optional<BlockLayer> layer = {};
+  std::optional<BlockLayer> layer = {};  ///< none: the head, or part of an adapter
 };
+
+/// What an adapter's parameter belongs to: the group of layers on one input, and whether it is their A.
+struct AdapterGroup {
+  BlockLayer layer;
+  bool reads = false;
+
+  bool operator==(const AdapterGroup&) const = default;
+};
+
+std::optional<AdapterGroup> adapter_group(const UnitSpec& unit, const ParamSpec& param) {
+  for (const ParamSpec& weight : unit.params) {
+    if (!weight.layer) continue;
+    const AdapterNames names = adapter_names(weight.name);
+    if (param.name == names.first) return AdapterGroup{*weight.layer, true};
+    if (param.name == names.second) return AdapterGroup{*weight.layer, false};
+  }
+  return std::nullopt;
+}
 
 bool is_matrix(const ParamSpec& param) {
   return param.shape.size() == 2;
 }
 
+/// All A of layers on one input are one product, and so are all B, of blocks that share no feature.
 std::vector<LinearWork> linear_layers_of(const UnitSpec& unit, bool in_out) {
   std::vector<LinearWork> layers;
+  std::optional<AdapterGroup> last;
   for (const ParamSpec& param : unit.params) {
     if (!is_matrix(param)) continue;
     // Adapters lie as (out, in) in every family.
@@ -34,8 +54,16 @@ std::vector<LinearWork> linear_layers_of(const UnitSpec& unit, bool in_out) {
                          .out = param.shape[turned ? 1 : 0],
                          .frozen = param.frozen,
                          .layer = param.layer};
-    const bool joins = !layers.empty() && one.layer && layers.back().layer == one.layer;
-    joins ? void(layers.back().out += one.out) : layers.push_back(one);
+    const std::optional<AdapterGroup> group = adapter_group(unit, param);
+    const bool joins =
+        !layers.empty() && layers.back().layer == one.layer && group == last && (one.layer || group);
+    last = group;
+    if (!joins) {
+      layers.push_back(one);
+      continue;
+    }
+    layers.back().out += one.out;
+    if (group && !group->reads) layers.back().in += one.in;
   }
   return layers;
 }
@@ -82,9 +110,10 @@ class WorkCounter {
     return features * rows * element_ / rate;
   }
   void add_linear(UnitWork& work, const LinearWork& layer, bool fp8) const;
+  void add_lengths(UnitWork& work, const UnitSpec& unit) const;
   void add_attention(UnitWork& work) const;
   void add_activation(UnitWork& work, double inner) const;
-  void add_again(UnitWork& work, const UnitSpec& unit, int64_t layer) const;
+  void add_again(UnitWork& work, const UnitSpec& unit, int64_t layer, double last_product) const;
 
   const Config& config_;
   ModelConfig held_;
@@ -115,6 +144,23 @@ void WorkCounter::add_linear(UnitWork& work, const LinearWork& layer, bool fp8) 
   product(work.backward_input, turned ? ProductPass::kForward : ProductPass::kInput, tokens_, in, out);
   if (layer.frozen) return;
   product(work.backward_weight, ProductPass::kWeight, turned ? in : out, turned ? out : in, tokens_);
+}
+
+/// DoRA reads a weight twice for the lengths of its rows, then gives the rows of the output theirs, whose
+/// gradient reads that output. With dropout the weight is multiplied a second time, with what was kept.
+void WorkCounter::add_lengths(UnitWork& work, const UnitSpec& unit) const {
+  for (const ParamSpec& weight : unit.params) {
+    const std::string magnitude = adapter_names(weight.name).magnitude;
+    const auto found = std::ranges::find(unit.params, magnitude, &ParamSpec::name);
+    if (!is_matrix(weight) || found == unit.params.end()) continue;
+    const int64_t out = found->shape.front(), in = weight.numel() / out;
+    const auto features = static_cast<double>(out);
+    if (held_.adapter.dropout > 0.0)
+      add_linear(work, {.in = in, .out = out, .frozen = true, .layer = weight.layer}, /*fp8=*/false);
+    const double lengths = 2.0 * static_cast<double>(weight.numel()) * element_ / memory_.copy;
+    work.forward.push_back({TimeCause::kMemory, lengths + pass_of(2.0 * features, tokens_, memory_.add)});
+    work.backward_input.push_back({TimeCause::kMemory, pass_of(3.0 * features, tokens_, memory_.add)});
+  }
 }
 
 void WorkCounter::add_attention(UnitWork& work) const {
@@ -150,27 +196,26 @@ void WorkCounter::add_norms(UnitWork& work, const UnitSpec& unit) const {
   }
 }
 
-void WorkCounter::add_again(UnitWork& work, const UnitSpec& unit, int64_t layer) const {
+/// `last_product`: the seconds of the block's last product forward, 0 where the unit ends before it.
+void WorkCounter::add_again(UnitWork& work, const UnitSpec& unit, int64_t layer, double last_product) const {
   const Recompute how = config_.memory.recompute;
   if (layer % config_.memory.recompute_every != 0 || how == Recompute::kNone) return;
   const bool whole = computes_blocks_again(how);
   const bool is_read = (family_.drops && held_.dropout > 0.0) || reads_last_product(unit);
-  double seconds = 0.0, last_product = 0.0;
+  double seconds = 0.0;
   for (const Work& one : work.forward) {
     const bool kept = one.cause == TimeCause::kAttention && how == Recompute::kAllButAttention;
     const bool cheap = one.cause == TimeCause::kMemory;
-    if (one.cause == TimeCause::kProducts) last_product = one.seconds;
     if (cheap || (whole && !kept)) seconds += one.seconds;
   }
-  const bool ends_block = std::ranges::any_of(
-      unit.params, [](const ParamSpec& param) { return param.layer == BlockLayer::kFeedForwardOut; });
   // Nothing reads the output of the block's last product, unless dropout or the gradient of a length does.
-  if (whole && family_.attends && ends_block && !is_read) seconds -= last_product;
+  if (whole && family_.attends && !is_read) seconds -= last_product;
   work.backward_input.insert(work.backward_input.begin(), {TimeCause::kAgain, seconds});
 }
 
 UnitWork WorkCounter::block(const UnitSpec& unit, int64_t layer) {
   UnitWork work;
+  double last_product = 0.0;
   add_norms(work, unit);
   const bool fp8 = multiplies_in_fp8(config_.precision.fp8, layer, config_.model.n_layers);
   for (const LinearWork& linear : linear_layers_of(unit, family_.in_out)) {
@@ -178,7 +223,9 @@ UnitWork WorkCounter::block(const UnitSpec& unit, int64_t layer) {
     if (linear.layer == BlockLayer::kFeedForwardOut)
       add_activation(work, static_cast<double>(held_.d_ff) * (family_.rotates ? 2.0 : 1.0));
     add_linear(work, linear, fp8 && linear.layer.has_value());
+    if (linear.layer == BlockLayer::kFeedForwardOut) last_product = work.forward.back().seconds;
   }
+  add_lengths(work, unit);
   // The gradient of a bias sums the rows of that of the output.
   double biased = 0.0;
   for (const ParamSpec& param : unit.params) {
@@ -186,7 +233,7 @@ UnitWork WorkCounter::block(const UnitSpec& unit, int64_t layer) {
   }
   if (biased > 0.0)
     work.backward_weight.push_back({TimeCause::kMemory, pass_of(biased, tokens_, memory_.add)});
-  add_again(work, unit, layer);
+  add_again(work, unit, layer, last_product);
   return work;
 }
 

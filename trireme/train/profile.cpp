@@ -22,7 +22,7 @@ using torch::profiler::impl::ProfilerConfig;
 using torch::profiler::impl::ProfilerState;
 
 /// What names of kernels contain, in the order in which it is looked for.
-constexpr std::array<std::pair<std::string_view, std::string_view>, 57> kMarks = {{
+constexpr std::array<std::pair<std::string_view, std::string_view>, 58> kMarks = {{
     {"vectorized_gather", "embedding"},
     {"nccl", "communication"},
     {"sum_kernel<", "communication"},
@@ -73,6 +73,7 @@ constexpr std::array<std::pair<std::string_view, std::string_view>, 57> kMarks =
     {"amax_of_part", "FP8 casts"},
     {"cast_part", "FP8 casts"},
     {"decode_kernel", "NF4"},
+    {"scale_columns", "adapter"},
     {"sum_windows", "embedding"},
     {"add_parts", "embedding"},
     {"index", "embedding"},
