@@ -44,7 +44,9 @@ std::vector<Frame> one_of_each() {
           framed(Pong{.number = 1}),
           framed(Data{.id = 1, .total = 20, .offset = 10, .bytes = "0123456789"}),
           framed(DataDone{.id = 1}),
-          framed(Take{.id = 1, .timeout_ms = 500})};
+          framed(Take{.id = 1, .timeout_ms = 500}),
+          framed(Step{.number = 3, .is_last = false, .bytes = "opaque"}),
+          framed(Replay{.number = 3, .arguments = {-1, 0, int64_t{1} << 62}})};
 }
 
 /// Reads the frame as the message that it says it is, and writes that again.
@@ -96,6 +98,10 @@ std::string read_and_written(const Frame& frame) {
       return body_of(message_of<DataDone>(frame));
     case MessageType::kTake:
       return body_of(message_of<Take>(frame));
+    case MessageType::kStep:
+      return body_of(message_of<Step>(frame));
+    case MessageType::kReplay:
+      return body_of(message_of<Replay>(frame));
   }
   throw CommError("no message");
 }

@@ -1,12 +1,15 @@
 // The demo's model as a program: on every mesh it is the model that libtorch computes on whole tensors.
 #include <ATen/ATen.h>
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
 
 #include <cmath>
 #include <map>
+#include <tuple>
 
 #include "tests/controller/trained_mini_gpt.h"
+#include "tests/support/refusal.h"
 #include "tests/support/relative_error.h"
 #include "trireme/base/error.h"
 
@@ -186,6 +189,125 @@ TEST(MiniGpt, AnAutocastEndsWithItsScopeAndTakesBf16Alone) {
     }
     EXPECT_EQ(weight.grad().dtype(), gt::Dtype::kFp32);
     EXPECT_THROW(const gt::autocast products(gt::Dtype::kFp16), ConfigError);
+  });
+}
+
+/// Rates change in step 4 and 8, whose numbers are then found out anew.
+TEST(MiniGpt, CapturedStepsAreTheStepsBitForBit) {
+  const std::tuple<int64_t, int64_t, const char*> ways[] = {
+      {1, 1, ""}, {2, 1, ""}, {2, 2, "1f1b"}, {1, 4, "zb_h1"}, {1, 4, ""}};
+  for (const auto& [tp, stages, schedule] : ways) {
+    const std::string what = fmt::format("tp={} pp={} {}", tp, stages, schedule);
+    const Outcome plain = run_mesh(with_stages(stages), tp, {.schedule = schedule, .steps = 11});
+    const Outcome captured =
+        run_mesh(with_stages(stages), tp, {.schedule = schedule, .steps = 11, .captured = true});
+    EXPECT_EQ(captured.losses, plain.losses) << what;
+    EXPECT_EQ(captured.norms, plain.norms) << what;
+    EXPECT_EQ(captured.end, plain.end) << what;
+    EXPECT_EQ(captured.hash, plain.hash) << what << ": another program was placed";
+    EXPECT_GE(captured.replays, 5) << what;
+    EXPECT_LT(captured.arguments, 28) << what << ": a replay has more than 256 bytes";
+  }
+}
+
+gt::Tensor some_rows(int64_t rows) {
+  return gt::tensor(std::vector<float>(static_cast<size_t>(4 * rows), 0.5F), {rows, 4});
+}
+
+/// Calls the body in a program of one rank.
+void with_one_worker(const std::function<void()>& body) {
+  test::run_ranks(1, [&](std::shared_ptr<comm::World> world) {
+    const gt::Workers workers(std::make_shared<controller::RankProgram>(world), {});
+    body();
+  });
+}
+
+TEST(Capture, FollowsWhatTheFunctionDoesAndSaysWhyItIsNoReplay) {
+  with_one_worker([] {
+    gt::Tensor weight = gt::ones({4, 4});
+    gt::Capture capture;
+    const auto value = [&](int64_t rows, double by, bool squared) {
+      gt::Value fetched;
+      capture([&] {
+        gt::Tensor x = gt::matmul(some_rows(rows), weight) * by;
+        if (squared) x = gt::square(x);
+        fetched = x.sum().fetch();
+      });
+      return fetched.floats()[0];
+    };
+    const std::string first = "first time", second = "second time";
+    EXPECT_EQ(value(2, 1, false), 16);
+    EXPECT_EQ(capture.replays(), 0);
+    for (int i = 0; i < 3; ++i) EXPECT_EQ(value(2, 1, false), 16);
+    EXPECT_GE(capture.replays(), 1);
+    EXPECT_EQ(capture.why(), "");
+    const int64_t before = capture.replays();
+    // A factor that has never changed is no argument yet, and one from then on.
+    EXPECT_EQ(value(2, 3, false), 48);
+    EXPECT_EQ(capture.replays(), before);
+    EXPECT_NE(capture.why().find("changed for the first time"), std::string::npos) << capture.why();
+    EXPECT_EQ(value(2, 5, false), 80);
+    EXPECT_EQ(value(2, 0.5, false), 8);
+    EXPECT_EQ(capture.replays(), before + 2);
+    // Other shapes, and other instructions.
+    EXPECT_EQ(value(3, 2, false), 48);
+    EXPECT_EQ(capture.replays(), before + 2);
+    EXPECT_NE(capture.why(), "");
+    EXPECT_EQ(value(3, 2, true), 192);
+    EXPECT_NE(capture.why().find("square"), std::string::npos) << capture.why();
+    for (int i = 0; i < 3; ++i) EXPECT_EQ(value(3, 2, true), 192);
+    EXPECT_EQ(capture.why(), "");
+  });
+}
+
+/// A tensor that is made outside has its shape in no instruction of the step.
+TEST(Capture, SeesThatATensorFromOutsideLiesOtherwise) {
+  with_one_worker([] {
+    gt::Tensor weight = gt::ones({4, 4});
+    gt::Capture capture;
+    for (const int64_t rows : {2, 2, 2, 2, 3, 3, 3, 3, 2}) {
+      const gt::Tensor x = some_rows(rows) + some_rows(rows);
+      gt::Value fetched;
+      capture([&] { fetched = gt::matmul(x, weight).sum().fetch(); });
+      EXPECT_EQ(fetched.floats()[0], 16.0F * static_cast<float>(rows));
+    }
+    EXPECT_GT(capture.replays(), 1);
+    EXPECT_LT(capture.replays(), 6);
+  });
+}
+
+TEST(Capture, EndsInOrderWhereTheFunctionThrows) {
+  with_one_worker([] {
+    gt::Tensor sum = gt::zeros({2, 4});
+    gt::Capture capture;
+    const auto add = [&](bool fails) {
+      capture([&] {
+        const gt::no_grad off;
+        sum.add_(some_rows(2));
+        if (fails) throw ConfigError("stop");
+        sum.add_(some_rows(2));
+      });
+    };
+    for (int i = 0; i < 4; ++i) add(false);
+    EXPECT_GT(capture.replays(), 0);
+    EXPECT_THROW(add(true), ConfigError);
+    EXPECT_EQ(sum.fetch().floats()[0], 4.5F);
+    for (int i = 0; i < 3; ++i) add(false);
+    EXPECT_EQ(sum.fetch().floats()[0], 7.5F);
+    EXPECT_EQ(capture.why(), "");
+  });
+}
+
+TEST(Capture, RefusesValuesWithinAndOtherCaptures) {
+  with_one_worker([] {
+    gt::Capture capture, inner;
+    const gt::Tensor x = some_rows(2) + some_rows(2);
+    test::expect_mentions(test::failure_of([&] { capture([&] { x.sum().item(); }); }), {"gt::Capture"});
+    gt::Value before = x.sum().fetch();
+    capture([&] { EXPECT_EQ(before.floats()[0], 8.0F); });
+    test::expect_mentions(test::failure_of([&] { capture([&] { inner([] {}); }); }), {"[gt.capture]"});
+    capture([] {});
+    EXPECT_EQ(x.sum().item(), 8.0);
   });
 }
 

@@ -12,6 +12,7 @@
 #include "tests/controller/small_mini_gpt.h"
 #include "tests/support/spawn.h"
 #include "trireme/controller/worker_ranks.h"
+#include "trireme/gt/capture.h"
 #include "trireme/gt/schedule.h"
 #include "trireme/gt/workers.h"
 
@@ -21,12 +22,15 @@ struct Outcome {
   Values begin, end;
   std::vector<double> losses, norms;
   uint64_t hash = 0;
+  int64_t replays = 0, arguments = 0;  ///< of captured steps
 };
 
 /// The way of training: a schedule of "" runs micro-batch after micro-batch.
 struct Way {
   std::string schedule = {};
   gt::Dtype products = gt::Dtype::kFp32;
+  int64_t steps = kSteps;
+  bool captured = false;  ///< steps behind the first one
 };
 
 /// Steps of AdamW with clipped gradients by the workers of this thread.
@@ -38,12 +42,15 @@ inline Outcome train(const mini_gpt::Config& config, const Way& way) {
   for (const auto& [name, tensor] : model.parameters()) parameters.push_back(tensor);
   gt::AdamW optimizer(parameters, 1e-2);
   Outcome outcome;
-  for (int64_t step = 0; step < kSteps; ++step) {
+  gt::Capture capture;
+  std::vector<gt::Tensor> losses;
+  gt::Tensor norm;
+  const auto make = [&](int64_t step) {
     const auto loss_of = [&](int64_t micro_batch) {
       const gt::autocast products(way.products);
       return model.loss(words_of(step, micro_batch, 0), words_of(step, micro_batch, 1), kBatch);
     };
-    std::vector<gt::Tensor> losses;
+    losses.clear();
     if (schedule.empty()) {
       for (int64_t i = 0; i < kMicroBatches; ++i) {
         losses.push_back(loss_of(i));
@@ -53,15 +60,25 @@ inline Outcome train(const mini_gpt::Config& config, const Way& way) {
       losses = gt::schedule(schedule, kMicroBatches, loss_of);
     }
     if (step == 0) outcome.begin = values_of(model.parameters());
-    const gt::Tensor norm = gt::clip_grad_norm(parameters, 0.5);
+    norm = gt::clip_grad_norm(parameters, 0.5);
+    optimizer.lr = 1e-2 / static_cast<double>(1 + step / 4);
     optimizer.step();
     optimizer.zero_grad();
+  };
+  for (int64_t step = 0; step < way.steps; ++step) {
+    if (way.captured && step > 0) {
+      capture([&] { make(step); });
+    } else {
+      make(step);
+    }
     double mean = 0;
     for (const gt::Tensor& loss : losses) mean += loss.item() / kMicroBatches;
     outcome.losses.push_back(mean);
     outcome.norms.push_back(norm.item());
   }
   outcome.end = values_of(model.parameters());
+  outcome.replays = capture.replays();
+  outcome.arguments = capture.arguments();
   return outcome;
 }
 

@@ -38,6 +38,38 @@ TEST(WorkerProcesses, AreTheRanks) {
   }
 }
 
+TEST(WorkerProcesses, MakeCapturedStepsAgain) {
+  const mini_gpt::Config config = with_stages(2);
+  Way way{.schedule = "1f1b", .steps = 12};
+  const Outcome ranks = run_mesh(config, 2, way);
+  gt::Options options{.signals = signals_file(config, 2, 4), .device = "cpu"};
+  options.command = TRIREME_PROGRAM;
+  const gt::Workers workers = gt::gpu_workers(4, options);
+  way.captured = true;
+  const Outcome outcome = train(config, way);
+  EXPECT_TRUE(outcome.end == ranks.end);
+  EXPECT_EQ(outcome.losses, ranks.losses);
+  EXPECT_GE(outcome.replays, 5);
+}
+
+/// What fails in a step that is made again names its instruction, and ends the session.
+TEST(WorkerProcesses, NameTheInstructionThatFailsInACapturedStep) {
+  const Served served(1);
+  const gt::Workers workers(served.program(), {});
+  gt::Tensor table = gt::ones({4, 2});
+  gt::Capture capture;
+  const auto look_up = [&](int64_t word) {
+    gt::Value value;
+    capture([&] {
+      value = gt::nn::functional::embedding(gt::tensor(std::vector<int64_t>{word}, {1}), table).fetch();
+    });
+    return value.floats()[0];
+  };
+  for (int i = 0; i < 5; ++i) EXPECT_EQ(look_up(3), 1.0F);
+  EXPECT_GT(capture.replays(), 0);
+  test::expect_mentions(test::failure_of([&] { look_up(9); }), {"worker 0", "embedding"});
+}
+
 /// A worker dies; new ones go on where the last file was written.
 TEST(WorkerProcesses, GoOnAfterALostWorker) {
   const SavedMesh mesh{.tp = 2, .stages = 1};

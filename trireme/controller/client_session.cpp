@@ -192,10 +192,32 @@ void ClientSession::act(uint64_t request, std::string_view text) {
                       kMostText);
   }
   Lock lock(mutex_);
-  send_buffer(lock);
-  under_way_.emplace_back(++sent_, text.size());
-  bytes_under_way_ += text.size();
+  begin_action(lock, text.size());
   line_->send(RunAction{.request = request, .text = std::string(text)});
+}
+
+/// What counts as one instruction and follows all that was submitted.
+void ClientSession::begin_action(Lock& lock, size_t bytes) {
+  send_buffer(lock);
+  under_way_.emplace_back(++sent_, bytes);
+  bytes_under_way_ += bytes;
+}
+
+void ClientSession::define_step(uint32_t number, std::string_view bytes) {
+  Lock lock(mutex_);
+  send_buffer(lock);
+  do {
+    const std::string_view piece = bytes.substr(0, kMostChunk);
+    bytes.remove_prefix(piece.size());
+    line_->send(Step{.number = number, .is_last = bytes.empty(), .bytes = std::string(piece)});
+  } while (!bytes.empty());
+}
+
+uint64_t ClientSession::replay(uint32_t number, const std::vector<int64_t>& arguments) {
+  Lock lock(mutex_);
+  begin_action(lock, arguments.size() * sizeof(int64_t));
+  line_->send(Replay{.number = number, .arguments = arguments});
+  return sent_ - 1;
 }
 
 uint64_t ClientSession::executed() {

@@ -49,6 +49,11 @@ class ClientSession {
   /// Sends an action of a run, of at most kMostText bytes, before the instructions that follow.
   void act(uint64_t request, std::string_view text);
 
+  /// Sends a recorded step, which takes the place of the one that had the number before.
+  void define_step(uint32_t number, std::string_view bytes);
+  /// A recorded step is made; returns its number as submit() does. What was submitted before goes first.
+  uint64_t replay(uint32_t number, const std::vector<int64_t>& arguments);
+
   /// Instructions that every worker has executed.
   uint64_t executed();
   /// Waits until the instructions below number `end` are executed by all workers.
@@ -88,6 +93,7 @@ class ClientSession {
   void fail(const std::string& why);
   void check() const;
   void send_buffer(Lock& lock);
+  void begin_action(Lock& lock, size_t bytes);
   void take_progress(const Progress& progress);
   [[noreturn]] void take_failed(const Failed& failed);
   std::string how_far() const;

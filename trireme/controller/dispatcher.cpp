@@ -327,6 +327,15 @@ void Dispatcher::from_client(Peer& peer, const Frame& frame) {
     has_run_ = true;
     return pass_on(frame);
   }
+  if (is<Step>(frame)) {
+    message_of<Step>(frame);
+    return pass_on(frame);
+  }
+  if (is<Replay>(frame)) {
+    message_of<Replay>(frame);
+    ++submitted_;
+    return pass_on(frame);
+  }
   if (!is<Scope>(frame))
     throw CommError("[controller.serve] {} from {}", message_name(frame.type), peer.name());
   for (const uint32_t worker : message_of<Scope>(frame).workers) {

@@ -8,10 +8,11 @@
 namespace trireme::controller {
 namespace {
 
-constexpr std::array<const char*, 24> kMessageNames = {
-    "nothing",        "CHALLENGE",   "PROOF", "HELLO",        "WELCOME",  "REJECT", "WORLD",     "SESSION",
-    "SESSION_BEGIN",  "SESSION_END", "SCOPE", "INSTRUCTIONS", "PROGRESS", "ANSWER", "FAILED",    "RUN_ACTION",
-    "STATUS_REQUEST", "STATUS",      "BYE",   "PING",         "PONG",     "DATA",   "DATA_DONE", "TAKE"};
+constexpr std::array<const char*, 26> kMessageNames = {
+    "nothing", "CHALLENGE",     "PROOF",          "HELLO",  "WELCOME",      "REJECT",   "WORLD",
+    "SESSION", "SESSION_BEGIN", "SESSION_END",    "SCOPE",  "INSTRUCTIONS", "PROGRESS", "ANSWER",
+    "FAILED",  "RUN_ACTION",    "STATUS_REQUEST", "STATUS", "BYE",          "PING",     "PONG",
+    "DATA",    "DATA_DONE",     "TAKE",           "STEP",   "REPLAY"};
 
 /// Bytes of the messages with empty texts.
 constexpr size_t kLeastWorkerInfo = 2 * 8 + 3 * 4, kLeastWorkerStatus = kLeastWorkerInfo + 4 * 8;
@@ -24,16 +25,18 @@ Role role_of(Reader& reader) {
 }
 
 template <typename Item, typename WriteOne>
-void write_list(Writer& writer, const std::vector<Item>& items, const WriteOne& write_one) {
-  TRIREME_CHECK(items.size() <= kMostWorkers, "[controller.messages] {} workers in a message, {} fit",
-                items.size(), kMostWorkers);
+void write_list(Writer& writer, const std::vector<Item>& items, const WriteOne& write_one,
+                size_t most = kMostWorkers) {
+  TRIREME_CHECK(items.size() <= most, "[controller.messages] {} items in a list of a message, {} fit",
+                items.size(), most);
   writer.u32(static_cast<uint32_t>(items.size()));
   for (const Item& item : items) write_one(item);
 }
 
 template <typename Item, typename ReadOne>
-void read_list(Reader& reader, std::vector<Item>& items, size_t bytes_each, const ReadOne& read_one) {
-  items.resize(reader.count(kMostWorkers, bytes_each));
+void read_list(Reader& reader, std::vector<Item>& items, size_t bytes_each, const ReadOne& read_one,
+               size_t most = kMostWorkers) {
+  items.resize(reader.count(most, bytes_each));
   for (Item& item : items) read_one(item);
 }
 
@@ -363,6 +366,30 @@ void write(Writer& writer, const Take& message) {
 void read(Reader& reader, Take& message) {
   message.id = reader.u64();
   message.timeout_ms = reader.u64();
+}
+
+void write(Writer& writer, const Step& message) {
+  writer.u32(message.number);
+  writer.u8(message.is_last ? 1 : 0);
+  writer.text(message.bytes, kMostChunk);
+}
+void read(Reader& reader, Step& message) {
+  message.number = reader.u32();
+  const uint8_t last = reader.u8();
+  if (last > 1) reader.refuse("a flag is neither 0 nor 1");
+  message.is_last = last == 1;
+  message.bytes = reader.text(kMostChunk);
+}
+
+void write(Writer& writer, const Replay& message) {
+  writer.u32(message.number);
+  write_list(
+      writer, message.arguments, [&](int64_t one) { writer.i64(one); }, kMostArguments);
+}
+void read(Reader& reader, Replay& message) {
+  message.number = reader.u32();
+  read_list(
+      reader, message.arguments, sizeof(int64_t), [&](int64_t& one) { one = reader.i64(); }, kMostArguments);
 }
 
 std::string message_name(uint16_t type) {

@@ -36,7 +36,9 @@ enum class MessageType : uint16_t {
   kPong,
   kData,
   kDataDone,
-  kTake
+  kTake,
+  kStep,
+  kReplay
 };
 
 enum class Role : uint8_t { kClient = 1, kWorker, kObserver };
@@ -49,6 +51,7 @@ inline constexpr size_t kMostAnswer = 64 << 10;
 inline constexpr size_t kMostText = kMostBodyBytes - 64;
 inline constexpr size_t kMostInstructions = kMostBodyBytes - 64;
 inline constexpr size_t kMostChunk = kMostBodyBytes - 64;
+inline constexpr size_t kMostArguments = 1 << 16;  ///< of a replay
 inline constexpr size_t kMostWorkers = 1024;
 /// Instructions that a client may be ahead of the slowest worker.
 inline constexpr uint64_t kMostAhead = 65'536;
@@ -210,6 +213,22 @@ struct RunAction {
   std::string text;
 };
 
+/// A piece of a recorded step (plan/step_recording.h), which replays name by its number. One that had the
+/// number before is forgotten.
+struct Step {
+  static constexpr MessageType kType = MessageType::kStep;
+  uint32_t number = 0;
+  bool is_last = true;
+  std::string bytes;
+};
+
+/// A recorded step is made with these arguments. It counts as an instruction.
+struct Replay {
+  static constexpr MessageType kType = MessageType::kReplay;
+  uint32_t number = 0;
+  std::vector<int64_t> arguments;
+};
+
 struct StatusRequest {
   static constexpr MessageType kType = MessageType::kStatusRequest;
 };
@@ -286,6 +305,8 @@ void write(Writer& writer, const Pong& message);
 void write(Writer& writer, const Data& message);
 void write(Writer& writer, const DataDone& message);
 void write(Writer& writer, const Take& message);
+void write(Writer& writer, const Step& message);
+void write(Writer& writer, const Replay& message);
 
 void read(Reader& reader, Challenge& message);
 void read(Reader& reader, Proof& message);
@@ -310,6 +331,8 @@ void read(Reader& reader, Pong& message);
 void read(Reader& reader, Data& message);
 void read(Reader& reader, DataDone& message);
 void read(Reader& reader, Take& message);
+void read(Reader& reader, Step& message);
+void read(Reader& reader, Replay& message);
 
 /// "HELLO"; "type 99" for a number that is none.
 std::string message_name(uint16_t type);

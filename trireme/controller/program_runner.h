@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "trireme/plan/instruction.h"
+#include "trireme/plan/step_recording.h"
 
 namespace trireme::controller {
 
@@ -18,6 +18,11 @@ class ProgramRunner {
   /// The next instruction. Returns at once, unless workers are far behind. Throws CommError that names the
   /// worker and the cause where an earlier instruction has failed.
   virtual void submit(const plan::Instruction& instruction) = 0;
+  /// A recorded step, which replays name by this number; one that had it before is forgotten.
+  virtual void define_step(uint32_t number, const plan::RecordedStep& step) = 0;
+  /// The instructions of the step, with numbers that follow from the arguments, as if they were submitted one
+  /// after the other. Returns at once while fewer than two replays are under way. Throws as submit() does.
+  virtual void replay(uint32_t number, const std::vector<int64_t>& arguments) = 0;
   /// Instructions may be collected before they leave; now they leave.
   virtual void flush() = 0;
   /// The bytes of the value with which `worker` is to begin an input from `number`.

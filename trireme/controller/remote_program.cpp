@@ -56,6 +56,21 @@ void RemoteProgram::submit(const plan::Instruction& instruction) {
   submitted_ = session_->submit(bytes_, 1) + 1;
 }
 
+void RemoteProgram::define_step(uint32_t number, const plan::RecordedStep& step) {
+  session_->define_step(number, to_bytes(step));
+}
+
+/// Workers make one step and have the next one: more would only let the client run ahead of what it reads.
+void RemoteProgram::replay(uint32_t number, const std::vector<int64_t>& arguments) {
+  constexpr size_t kMostUnderWay = 2;
+  if (replays_.size() == kMostUnderWay) {
+    session_->wait_executed(replays_.front());
+    replays_.pop_front();
+  }
+  submitted_ = session_->replay(number, arguments) + 1;
+  replays_.push_back(submitted_);
+}
+
 void RemoteProgram::put(int64_t number, int64_t worker, const std::string& bytes) {
   lines_->put(worker, static_cast<uint64_t>(number), bytes);
 }

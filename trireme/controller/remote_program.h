@@ -1,5 +1,6 @@
 #pragma once
 // A program whose instructions go to workers behind a dispatcher.
+#include <deque>
 #include <map>
 #include <memory>
 
@@ -18,6 +19,8 @@ class RemoteProgram : public ProgramRunner {
   const std::vector<WorkerInfo>& worker_list() const { return session_->workers(); }
   void add_signal(const std::string& name, const std::vector<int64_t>& workers) override;
   void submit(const plan::Instruction& instruction) override;
+  void define_step(uint32_t number, const plan::RecordedStep& step) override;
+  void replay(uint32_t number, const std::vector<int64_t>& arguments) override;
   void flush() override { session_->flush(); }
   /// Returns when the worker has the bytes, which go to it directly.
   void put(int64_t number, int64_t worker, const std::string& bytes) override;
@@ -34,6 +37,7 @@ class RemoteProgram : public ProgramRunner {
   std::shared_ptr<BulkLines> lines_;
   uint32_t signals_ = 0;
   uint64_t submitted_ = 0;
+  std::deque<uint64_t> replays_;  ///< ends of those that may be under way
   std::string bytes_;
 };
 

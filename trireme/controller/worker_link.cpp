@@ -67,6 +67,8 @@ WorkerLink::~WorkerLink() {
 void WorkerLink::take(const Frame& frame) {
   const size_t bytes = frame.body.size();
   if (is<Instructions>(frame)) return queue(message_of<Instructions>(frame), bytes);
+  if (is<Replay>(frame)) return queue(message_of<Replay>(frame), bytes);
+  if (is<Step>(frame)) return queue(message_of<Step>(frame), bytes);
   if (is<Scope>(frame)) return queue(message_of<Scope>(frame), bytes);
   if (is<RunAction>(frame)) return queue(message_of<RunAction>(frame), bytes);
   if (is<SessionBegin>(frame)) return queue(message_of<SessionBegin>(frame), bytes);

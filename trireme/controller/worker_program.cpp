@@ -10,6 +10,7 @@
 #include "trireme/base/error.h"
 #include "trireme/base/heartbeat.h"
 #include "trireme/comm/world.h"
+#include "trireme/controller/recorded_steps.h"
 #include "trireme/controller/worker_values.h"
 #include "trireme/tensor/numbered_tensors.h"
 
@@ -58,6 +59,7 @@ class Worker {
   void take(const SessionBegin&) {
     executed_ = 0;
     tensors_ = std::make_unique<tensor::NumberedTensors>(world_, values_);
+    steps_.clear();
   }
   /// Messages that nobody used are waited for: their links go.
   void take(const SessionEnd&) {
@@ -85,14 +87,32 @@ class Worker {
     for (uint32_t i = 0; i < instructions.count; ++i) {
       plan::Instruction one;
       in_words("a record of an instruction", [&] { one = plan::take_instruction(left); });
-      try {
-        tensors_->run(one);
-      } catch (...) {
-        in_words(to_text(one, tensors_->placer().signals()), [] { throw; });
-      }
-      beat();
+      run_in_words(one, [&] { tensors_->run(one); });
       link_.progress(++executed_);
     }
+  }
+
+  void take(const Step& step) {
+    in_words("a recorded step", [&] { steps_.add(step.number, step.bytes, step.is_last); });
+  }
+
+  void take(const Replay& replay) {
+    in_words("", [&] {
+      steps_.replay(replay.number, replay.arguments, [&](const RecordedSteps::Made& made) {
+        run_in_words(made.instruction, [&] { tensors_->run(made.instruction, made.placed); });
+      });
+    });
+    link_.progress(++executed_);
+  }
+
+  template <typename Body>
+  void run_in_words(const plan::Instruction& one, const Body& body) {
+    try {
+      body();
+    } catch (...) {
+      in_words(to_text(one, tensors_->placer().signals()), [] { throw; });
+    }
+    beat();
   }
 
   /// Tells the client what failed before this worker ends. `what` is empty where errors say it themselves.
@@ -113,7 +133,9 @@ class Worker {
     }
   }
 
+  /// An instruction of a step has said what failed before the step that it belongs to fails.
   [[noreturn]] void fail(const std::string& what, int64_t code, const std::string& why) {
+    if (std::exchange(has_failed_, true)) throw Error(static_cast<ExitCode>(code), why);
     const std::string text =
         what.empty() ? why : fmt::format("instruction {} '{}': {}", executed_, what, why);
     link_.failed(code, text);
@@ -127,8 +149,9 @@ class Worker {
   RunHost& host_;
   LinkedValues values_;
   std::unique_ptr<tensor::NumberedTensors> tensors_;
+  RecordedSteps steps_;
   uint64_t executed_ = 0;
-  bool over_ = false;
+  bool over_ = false, has_failed_ = false;
 };
 
 }  // namespace

@@ -31,6 +31,21 @@ void RankProgram::add_signal(const std::string& name, const std::vector<int64_t>
 
 void RankProgram::submit(const plan::Instruction& instruction) {
   tensors_.run(instruction);
+  share_if_fetched(instruction);
+}
+
+void RankProgram::define_step(uint32_t number, const plan::RecordedStep& step) {
+  steps_.add(number, to_bytes(step), /*is_last=*/true);
+}
+
+void RankProgram::replay(uint32_t number, const std::vector<int64_t>& arguments) {
+  steps_.replay(number, arguments, [this](const RecordedSteps::Made& made) {
+    tensors_.run(made.instruction, made.placed);
+    share_if_fetched(made.instruction);
+  });
+}
+
+void RankProgram::share_if_fetched(const plan::Instruction& instruction) {
   if (instruction.kind == plan::InstructionKind::kFetch)
     share(instruction.attributes.whole[0], tensors_.placer().tensor(instruction.input[0]).type);
 }

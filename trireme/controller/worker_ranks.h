@@ -6,6 +6,7 @@
 
 #include "trireme/comm/world.h"
 #include "trireme/controller/program_runner.h"
+#include "trireme/controller/recorded_steps.h"
 #include "trireme/tensor/numbered_tensors.h"
 
 namespace trireme::controller {
@@ -17,6 +18,8 @@ class RankProgram : public ProgramRunner, private tensor::Outside {
   int64_t workers() const override { return world_->size(); }
   void add_signal(const std::string& name, const std::vector<int64_t>& workers) override;
   void submit(const plan::Instruction& instruction) override;
+  void define_step(uint32_t number, const plan::RecordedStep& step) override;
+  void replay(uint32_t number, const std::vector<int64_t>& arguments) override;
   void flush() override {}
   void put(int64_t number, int64_t worker, const std::string& bytes) override;
   /// All ranks ask, and have the value.
@@ -27,6 +30,7 @@ class RankProgram : public ProgramRunner, private tensor::Outside {
  private:
   at::Tensor value(int64_t from, const plan::TensorType& type) override;
   void answer(int64_t to, const at::Tensor& value) override;
+  void share_if_fetched(const plan::Instruction& instruction);
   void share(int64_t number, const plan::TensorType& type);
 
   struct Waiting {
@@ -36,6 +40,7 @@ class RankProgram : public ProgramRunner, private tensor::Outside {
   std::shared_ptr<comm::World> world_;
   std::shared_ptr<comm::Group> all_;
   tensor::NumberedTensors tensors_;
+  RecordedSteps steps_;
   std::map<int64_t, std::string> values_;
   std::map<int64_t, Waiting> waiting_;
   int64_t next_number_ = 1;

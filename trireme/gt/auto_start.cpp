@@ -84,6 +84,12 @@ class OwnProgram : public ProgramRunner {
     program_->add_signal(name, workers);
   }
   void submit(const trireme::plan::Instruction& instruction) override { program_->submit(instruction); }
+  void define_step(uint32_t number, const trireme::plan::RecordedStep& step) override {
+    program_->define_step(number, step);
+  }
+  void replay(uint32_t number, const std::vector<int64_t>& arguments) override {
+    program_->replay(number, arguments);
+  }
   void flush() override { program_->flush(); }
   void put(int64_t number, int64_t worker, const std::string& bytes) override {
     program_->put(number, worker, bytes);

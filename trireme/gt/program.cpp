@@ -10,6 +10,7 @@
 
 #include "trireme/base/error.h"
 #include "trireme/base/text.h"
+#include "trireme/gt/captured_step.h"
 
 namespace gt {
 
@@ -213,9 +214,19 @@ void Program::freed(uint32_t number, int64_t stage) {
   freed_.emplace_back(number, stage);
 }
 
-void Program::send(const Instruction& one, int64_t stage) {
+/// A digest is taken where somebody compares it.
+void Program::send(const Instruction& one, const PlacedInstruction& placed, int64_t stage) {
+  const uint64_t digest = capture_ != nullptr ? digest_of(placed) : 0;
   if (recording_ != nullptr) {
-    recording_->push_back({one, stage});
+    recording_->push_back({one, digest, stage});
+  } else {
+    give(one, digest);
+  }
+}
+
+void Program::give(const Instruction& one, uint64_t placed) {
+  if (capture_ != nullptr) {
+    capture_->take(one, placed);
   } else {
     runner_->submit(one);
   }
@@ -228,8 +239,7 @@ void Program::send_frees() {
   for (const auto& [number, stage] : std::exchange(freed_, {})) {
     Instruction one{.kind = InstructionKind::kFree, .inputs = 1};
     one.input[0] = number;
-    placer_.place(one);
-    send(one, stage);
+    send(one, placer_.place(one), stage);
   }
 }
 
@@ -243,7 +253,7 @@ PlacedInstruction Program::emit(Instruction one, int64_t stage, const std::sourc
     if (log_)
       log_->write(place, to_text(one, placer_.signals()), placed,
                   placer_.groups()[static_cast<size_t>(placed.group)]);
-    send(one, stage);
+    send(one, placed, stage);
     return placed;
   } catch (const trireme::Error& error) {
     if (log_) log_->error(error.what());
@@ -258,11 +268,25 @@ void Program::flush() {
 
 void Program::record(std::vector<Recorded>* into) {
   send_frees();
+  if (kept_for() == 0) ++kept_for_;
   recording_ = into;
 }
 
 void Program::submit(const std::vector<Recorded>& instructions) {
-  for (const Recorded& one : instructions) runner_->submit(one.instruction);
+  for (const Recorded& one : instructions) give(one.instruction, one.placed);
+}
+
+void Program::capture(CapturedStep* into) {
+  if (is_recording())
+    throw ConfigError(
+        "[gt.capture] a schedule is under way; capture the step that has the schedule in it, not a part of "
+        "its "
+        "micro-batches");
+  if (into != nullptr && capture_ != nullptr)
+    throw ConfigError("[gt.capture] this step has another one in it; capture one of both");
+  if (into != nullptr) ++kept_for_;
+  if (into == nullptr) send_frees();
+  capture_ = into;
 }
 
 /// A weight lies as the signal of its first product says; values from outside lie as activations do; the rest

@@ -34,6 +34,7 @@ struct Number {
   ~Number();
 };
 
+class CapturedStep;
 struct Piece;
 
 /// A tensor that has crossed to other workers, where the graph of its gradients begins anew.
@@ -162,9 +163,10 @@ class Program : public std::enable_shared_from_this<Program> {
   std::optional<trireme::plan::TensorDtype> autocast = {};  ///< of products, where a scope says so
   int64_t next_seed = 42;
 
-  /// An instruction and the stage to which it belongs; -1: to none.
+  /// An instruction, a digest of how its tensors lie, and the stage to which it belongs; -1: to none.
   struct Recorded {
     trireme::plan::Instruction instruction;
+    uint64_t placed = 0;
     int64_t stage = -1;
   };
   /// Instructions go here instead of to the session; nullptr: to the session again.
@@ -173,6 +175,16 @@ class Program : public std::enable_shared_from_this<Program> {
   int64_t stages() const { return stages_; }
   const std::optional<trireme::plan::Signals>& signals_file() const { return file_; }
   bool is_recording() const { return recording_ != nullptr; }
+  /// Instructions that would go to the session go here; nullptr: they do. Throws ConfigError where they go to
+  /// another capture, or into a schedule that has not ended.
+  void capture(CapturedStep* into);
+  /// They go to the session again, whatever happens with those of this moment.
+  void stop_capture() noexcept { capture_ = nullptr; }
+  /// While instructions are kept for later, a number of that time; 0: they go to workers.
+  uint64_t kept_for() const { return is_recording() || capture_ != nullptr ? kept_for_ : 0; }
+  /// Of a recorded step.
+  uint32_t next_step() { return next_step_++; }
+  const std::vector<std::string>& signal_names() const { return placer_.signals(); }
   void freed(uint32_t number, int64_t stage);
 
  private:
@@ -185,7 +197,9 @@ class Program : public std::enable_shared_from_this<Program> {
   int32_t default_signal();
   trireme::plan::PlacedInstruction emit(trireme::plan::Instruction one, int64_t stage,
                                         const std::source_location& where);
-  void send(const trireme::plan::Instruction& one, int64_t stage);
+  void send(const trireme::plan::Instruction& one, const trireme::plan::PlacedInstruction& placed,
+            int64_t stage);
+  void give(const trireme::plan::Instruction& one, uint64_t placed);
   void send_frees();
   NodePtr new_node(const trireme::plan::TensorType& type, int32_t signal);
   NodePtr deferred(const NodePtr& input, trireme::plan::Instruction step, const std::source_location& where);
@@ -210,8 +224,10 @@ class Program : public std::enable_shared_from_this<Program> {
   std::vector<int32_t> scopes_;
   std::vector<std::pair<uint32_t, int64_t>> freed_;
   std::vector<Recorded>* recording_ = nullptr;
+  CapturedStep* capture_ = nullptr;
+  uint64_t kept_for_ = 0;
   std::unique_ptr<InstructionLog> log_;
-  uint32_t next_ = 0;
+  uint32_t next_ = 0, next_step_ = 0;
   int64_t next_outside_ = 1, stages_ = 0;
 };
 

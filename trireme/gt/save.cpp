@@ -32,13 +32,13 @@ std::string state_name(const std::string& kind, const std::string& parameter) {
   return fmt::format("{}{}.{}", SavedFile::kOptimizerPrefix, kind, parameter);
 }
 
-/// The program, outside of its schedules: values of what is recorded would be waited for forever.
+/// The program, outside of its schedules and captures: values of what is kept would be waited for forever.
 std::shared_ptr<Program> program_for(const char* call, const source_location& where) {
   std::shared_ptr<Program> program = Program::current();
-  if (program->is_recording())
+  if (program->kept_for() != 0)
     throw ConfigError(
-        "[gt.{}] {}: a schedule runs when all micro-batches were called for; call it before or "
-        "after gt::schedule()",
+        "[gt.{}] {}: workers do not have yet what a gt::schedule() or gt::Capture has made; call it before or "
+        "behind",
         call, place_of(where));
   return program;
 }

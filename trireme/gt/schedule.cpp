@@ -72,7 +72,7 @@ class Passes {
       one.instruction.attributes.whole[0] = 1 + pass.micro_batch * stages + pass.stage;
       Instruction later{.kind = InstructionKind::kWeights, .signal = one.instruction.signal};
       later.attributes.whole[0] = one.instruction.attributes.whole[0];
-      weights = {{later, pass.stage}};
+      weights = {{later, one.placed, pass.stage}};
     }
     return pass.kind == ActionKind::kBackwardWeight ? weights : recorded;
   }

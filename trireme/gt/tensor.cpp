@@ -57,11 +57,11 @@ float from_half(uint16_t half) {
 /// Recorded instructions go to workers when all micro-batches have been called for.
 std::string Value::take() {
   if (!bytes_.valid())
-    throw ConfigError("[gt] this value was read before; keep what it gave, or fetch again");
-  if (is_recorded_ && Program::exists() && Program::current()->is_recording())
+    throw ConfigError("[gt] this value was read before, or is of no tensor; keep what it gave, or fetch again");
+  if (kept_for_ != 0 && Program::exists() && Program::current()->kept_for() == kept_for_)
     throw ConfigError(
-        "[gt.schedule] workers have this value when the schedule has run; call fetch() here and read it "
-        "after gt::schedule()");
+        "[gt] workers have this value when the gt::schedule() or gt::Capture has ended in which it was asked "
+        "for; call fetch() there and read it behind");
   return bytes_.get();
 }
 
@@ -131,7 +131,7 @@ void Tensor::backward(source_location where) const {
 
 Value Tensor::fetch(source_location where) const {
   const std::shared_ptr<Program> program = Program::current();
-  return {program->fetch(node_of(*this), where), node_->type, program->is_recording()};
+  return {program->fetch(node_of(*this), where), node_->type, program->kept_for()};
 }
 
 double Tensor::item(source_location where) const {

@@ -23,8 +23,9 @@ class Tensor;
 /// A value that is on its way from the workers.
 class Value {
  public:
-  Value(std::future<std::string> bytes, trireme::plan::TensorType type, bool is_recorded)
-      : bytes_(std::move(bytes)), type_(std::move(type)), is_recorded_(is_recorded) {}
+  Value() = default;  ///< of no tensor
+  Value(std::future<std::string> bytes, trireme::plan::TensorType type, uint64_t kept_for)
+      : bytes_(std::move(bytes)), type_(std::move(type)), kept_for_(kept_for) {}
   /// Waits. Of fp32, bf16 and fp16 tensors, in row-major order. Throws trireme::CommError with the worker and
   /// the cause where it cannot come, trireme::ConfigError for other dtypes, and where it was read before.
   std::vector<float> floats();
@@ -36,7 +37,7 @@ class Value {
 
   std::future<std::string> bytes_;
   trireme::plan::TensorType type_;
-  bool is_recorded_;
+  uint64_t kept_for_ = 0;  ///< as Program::kept_for() when it was asked for
 };
 
 /// A handle; copies are the same tensor. Workers free it with its last handle.

@@ -140,7 +140,7 @@ PlacedInstruction Placer::place(const Instruction& instruction) {
       fail(instruction,
            fmt::format("t{} is made twice; give the second another number", instruction.output[i]));
   }
-  keep(instruction, placed);
+  follow(instruction, placed);
   return placed;
 }
 
@@ -305,7 +305,7 @@ PlacedInstruction Placer::place_cross(const Call& call) const {
   return placed;
 }
 
-void Placer::keep(const Instruction& instruction, const PlacedInstruction& placed) {
+void Placer::follow(const Instruction& instruction, const PlacedInstruction& placed) {
   if (instruction.kind == InstructionKind::kFree) {
     tensors_.erase(instruction.input[0]);
   } else if (instruction.kind == InstructionKind::kTrack) {

@@ -63,6 +63,10 @@ class Placer {
   /// does not take, and tensors on other workers than the instruction's; then nothing has changed.
   PlacedInstruction place(const Instruction& instruction);
 
+  /// Takes the next instruction without placing it: `placed` is what place() said of another one that was the
+  /// same but for numbers (step_recording.h), with operands that lay alike.
+  void follow(const Instruction& instruction, const PlacedInstruction& placed);
+
   /// A tensor that is there. Throws ConfigError for others.
   const PlacedTensor& tensor(uint32_t number) const;
   size_t tensors() const { return tensors_.size(); }
@@ -87,7 +91,6 @@ class Placer {
   std::shared_ptr<const OpPlan> planned(const Call& call, int64_t ranks);
   std::vector<PlacedTensor> operands_of(const Instruction& instruction) const;
   int64_t group_for(const Call& call) const;
-  void keep(const Instruction& instruction, const PlacedInstruction& placed);
   std::string lies_on(int64_t group) const;
   [[noreturn]] void fail(const Instruction& instruction, const std::string& what) const;
 

@@ -51,6 +51,10 @@ class NumberedTensors {
   /// group no longer agree, and the program has ended.
   void run(const plan::Instruction& instruction);
 
+  /// As run(), of an instruction of a recorded step. `placed` is what its instruction in an earlier step was
+  /// placed like; where that is null, this one is placed and kept there.
+  void run(const plan::Instruction& instruction, std::shared_ptr<const plan::PlacedInstruction>& placed);
+
   /// This rank's part of a tensor that lies here, for which it waits where it has not arrived. Collective
   /// over its group then. Throws ConfigError for others.
   at::Tensor& local(uint32_t number);
@@ -65,6 +69,7 @@ class NumberedTensors {
   int64_t place_in(int64_t group) const;
   const std::shared_ptr<comm::Group>& group(int64_t number);
   Meeting& meeting(int64_t a, int64_t b);
+  void run_share(const plan::Instruction& instruction, const plan::PlacedInstruction& placed);
   void run_here(const plan::Instruction& instruction, const plan::PlacedInstruction& placed);
   void run_op(const plan::Instruction& instruction, const plan::PlacedInstruction& placed);
   void run_input(const plan::Instruction& instruction, const plan::PlacedInstruction& placed);

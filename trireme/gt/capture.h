@@ -1,0 +1,50 @@
+#pragma once
+// Steps of a program that workers have already, as CUDA graphs have the kernels of a step.
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "trireme/gt/tensor.h"
+
+namespace gt {
+
+/// A part of a program that is made again and again, such as a training step:
+///
+///     gt::Capture train;
+///     for (int step = 0; step < 100; ++step) train([&] { loss(batch(step)).backward(); optimizer.step(); });
+///
+/// Every call calls the function: it makes its instructions, and these are compared with those of the calls
+/// before. Where two calls in a row were the same but for numbers (of tensors, steps, seeds, values from
+/// outside, rates), the third one sends these numbers alone, and workers make the instructions that they
+/// have, without taking them apart and placing them again. So nothing that the function reads can change
+/// unseen: a call that makes something else is given to workers as if it was not captured, and why() says
+/// what differed. What is computed is the same, bit for bit, in both ways.
+///
+/// Workers begin a replay when the function has ended; two may be under way. A value that is fetched in the
+/// function can be read behind the call. Schedules may be captured; captures within captures, and within
+/// schedules, throw trireme::ConfigError. Where the function throws, workers get what it has made until then.
+class Capture {
+ public:
+  Capture();
+  ~Capture();
+  Capture(Capture&&) noexcept;
+  Capture& operator=(Capture&&) noexcept;
+
+  /// Throws as the function and all calls of the program do.
+  void operator()(const std::function<void()>& step);
+
+  int64_t calls() const;
+  int64_t replays() const;  ///< calls of which workers got numbers alone
+  /// Of the step as it is known: how many instructions, and numbers of a replay.
+  int64_t instructions() const;
+  int64_t arguments() const;
+  /// Why the last call was no replay; empty: it was one.
+  const std::string& why() const;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace gt
