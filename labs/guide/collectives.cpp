@@ -35,6 +35,9 @@ class Examples {
 
   bool show_all() {
     broadcast();
+    scatter();
+    gather();
+    reduce_to_first();
     reduce("all_reduce sum", comm::ReduceOp::kSum, of_all(2).sum(0));
     reduce("all_reduce max", comm::ReduceOp::kMax, of_all(2).amax(0));
     reduce("all_reduce min", comm::ReduceOp::kMin, of_all(2).amin(0));
@@ -59,6 +62,27 @@ class Examples {
     at::Tensor values = mine(2);
     show({"broadcast from 0", values.clone(), [&] { return group_->broadcast(values, 0), values; },
           of_all(2)[0]});
+  }
+
+  void reduce_to_first() {
+    at::Tensor values = mine(2);
+    const auto run = [&] {
+      group_->reduce(values, comm::ReduceOp::kSum, 0);
+      return r_ == 0 ? values : mine(2);  // what others hold afterwards has no meaning
+    };
+    show({"reduce to 0", values.clone(), run, r_ == 0 ? of_all(2).sum(0) : mine(2)});
+  }
+
+  void gather() {
+    at::Tensor all = at::zeros({2 * n_}, mine(2).options());
+    show({"gather to 0", mine(2), [&] { return group_->gather(all, mine(2), 0), all; },
+          r_ == 0 ? of_all(2).flatten() : at::zeros({2 * n_})});
+  }
+
+  void scatter() {
+    at::Tensor part = at::empty({1}, mine(1).options());
+    show({"scatter from 0", mine(n_), [&] { return group_->scatter(part, mine(n_), 0), part; },
+          of_all(n_)[0].slice(0, r_, r_ + 1)});
   }
 
   void reduce(const std::string& name, comm::ReduceOp op, const at::Tensor& expected) {

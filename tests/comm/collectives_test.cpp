@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <cmath>
 #include <limits>
 #include <numeric>
 
@@ -172,6 +173,86 @@ TEST(Collectives, BroadcastFromEveryRoot) {
   });
 }
 
+TEST(Collectives, ReduceToEveryRootSumsInPlaceThere) {
+  for_world_sizes([](std::shared_ptr<World> world) {
+    const auto group = everyone(*world);
+    const int64_t n = group->size();
+    for (int64_t root = 0; root < n; ++root) {
+      for (const auto type : kNumbers) {
+        at::Tensor tensor = counting(group->rank(), kCount, type);
+        group->reduce(tensor, ReduceOp::kSum, root);
+        if (group->rank() == root)
+          expect_same_bytes(tensor, (at::arange(kCount) * n + n * (n - 1) / 2).to(type));
+      }
+    }
+  });
+}
+
+TEST(Collectives, ReduceToEveryRootTakesMaximumAndMinimumAndKeepsNan) {
+  for_world_sizes([](std::shared_ptr<World> world) {
+    const auto group = everyone(*world);
+    for (int64_t root = 0; root < group->size(); ++root) {
+      for (const auto type : kNumbers) {
+        at::Tensor most = counting(group->rank(), kCount, type), least = most.clone();
+        if (most.is_floating_point() && group->rank() == group->size() - 1)
+          for (at::Tensor* one : {&most, &least}) (*one)[3] = std::nan("");
+        group->reduce(most, ReduceOp::kMax, root);
+        group->reduce(least, ReduceOp::kMin, root);
+        if (group->rank() != root) continue;
+        at::Tensor highest = counting(group->size() - 1, kCount, type), lowest = counting(0, kCount, type);
+        if (most.is_floating_point()) {
+          EXPECT_TRUE(most[3].isnan().item<bool>() && least[3].isnan().item<bool>()) << type;
+          for (at::Tensor* one : {&most, &least, &highest, &lowest}) (*one)[3] = 0;
+        }
+        expect_same_bytes(most, highest);
+        expect_same_bytes(least, lowest);
+      }
+    }
+  });
+}
+
+/// Both forms; what is no rank's slot may be anything, or undefined on ranks other than root.
+TEST(Collectives, GatherToEveryRootOrdersByRank) {
+  for_world_sizes([](std::shared_ptr<World> world) {
+    const auto group = everyone(*world);
+    const int64_t n = group->size(), me = group->rank();
+    for (int64_t root = 0; root < n; ++root) {
+      for (const auto type : kMovable) {
+        const at::Tensor mine = counting(me * kCount, kCount, type), all = counting(0, n * kCount, type);
+        at::Tensor output = me == root ? at::zeros({n, kCount}, at::kLong).to(type) : at::Tensor();
+        group->gather(output, mine, root);
+        if (me == root) expect_same_bytes(output, all);
+        at::Tensor slots = at::zeros({n, kCount}, at::kLong).to(type);
+        slots[me].copy_(mine);
+        group->gather(slots, slots[me], root);
+        if (me == root) expect_same_bytes(slots, all);
+        if (me != root) expect_same_bytes(slots[me], mine);
+      }
+    }
+  });
+}
+
+TEST(Collectives, ScatterFromEveryRootGivesEachRankItsChunk) {
+  for_world_sizes([](std::shared_ptr<World> world) {
+    const auto group = everyone(*world);
+    const int64_t n = group->size(), me = group->rank();
+    for (int64_t root = 0; root < n; ++root) {
+      for (const auto type : kMovable) {
+        const at::Tensor all = counting(root, n * kCount, type).view({n, kCount});
+        const at::Tensor input = me == root ? all : at::Tensor();
+        at::Tensor output = at::zeros({kCount}, at::kLong).to(type);
+        group->scatter(output, input, root);
+        expect_same_bytes(output, all[me]);
+        at::Tensor slots = me == root ? all.clone() : at::zeros({n, kCount}, at::kLong).to(type);
+        at::Tensor slot = slots[me];
+        group->scatter(slot, slots, root);
+        expect_same_bytes(slot, all[me]);
+        if (me == root) expect_same_bytes(slots, all);
+      }
+    }
+  });
+}
+
 TEST(Collectives, SendAndRecvAroundTheRingKeepTheirOrder) {
   for_world_sizes(
       [](std::shared_ptr<World> world) {
@@ -246,6 +327,11 @@ TEST(Collectives, EmptyTensorsPassThroughEverything) {
     group->all_to_all(empty, other);
     group->broadcast(empty, 0);
     group->reduce_scatter_ordered(empty, other);
+    for (int64_t root = 0; root < group->size(); ++root) {
+      group->reduce(empty, ReduceOp::kSum, root);
+      group->gather(empty, other, root);
+      group->scatter(empty, other, root);
+    }
     for (const auto& row : gather_scalars(*group, {})) EXPECT_TRUE(row.empty());
     EXPECT_EQ(gather_scalars(*group, {}).size(), static_cast<size_t>(group->size()));
     group->barrier();  // the ranks are still in step
@@ -325,6 +411,10 @@ TEST(Collectives, CountedBytesAreTheFormulas) {
     group->all_to_all(other, full);
     group->reduce_scatter_ordered(shard, full);
     group->broadcast(full, 0);
+    const int64_t root = n - 1;
+    group->reduce(full, ReduceOp::kSum, root);
+    group->gather(full, shard, root);
+    group->scatter(shard, full, root);
     group->barrier();
     const auto& traffic = group->traffic();
     const auto sent = [&](plan::Collective kind) { return traffic.at(kind).bytes; };
@@ -335,6 +425,12 @@ TEST(Collectives, CountedBytesAreTheFormulas) {
     EXPECT_EQ(sent(plan::Collective::kReduceScatter), 2 * bytes * (n - 1) / n) << "Gloo's is an all-reduce";
     EXPECT_EQ(sent(plan::Collective::kAllToAll), (n > 1 ? 2 : 1) * bytes * (n - 1) / n);
     EXPECT_EQ(sent(plan::Collective::kBroadcast), n > 1 ? bytes : 0);
+    const bool is_root = group->rank() == root;
+    EXPECT_EQ(sent(plan::Collective::kReduce), n == 1 ? 0 : bytes - (is_root ? bytes / n : 0))
+        << "Gloo's is a ring that leaves a part on every rank, and a gather";
+    EXPECT_EQ(sent(plan::Collective::kGather), is_root ? 0 : bytes / n);
+    EXPECT_EQ(sent(plan::Collective::kScatter),
+              is_root ? plan::wire_bytes(plan::Collective::kScatter, bytes, n) : 0);
     EXPECT_EQ(sent(plan::Collective::kBarrier), 0);
     EXPECT_EQ(traffic.at(plan::Collective::kAllReduce).calls, 1);
   });
@@ -366,7 +462,9 @@ TEST(Collectives, SocketsCarryWhatIsCounted) {
             test::CarriedBytes carried(*group);
             call();
             const int64_t sent = carried.so_far();
-            const int64_t counted = n * (group->traffic().at(kind).bytes - counted_before);
+            const auto mine = static_cast<double>(group->traffic().at(kind).bytes - counted_before);
+            int64_t counted = 0;
+            for (const auto& row : gather_scalars(*group, {mine})) counted += static_cast<int64_t>(row[0]);
             if (group->rank() != 0) return;
             EXPECT_GE(sent, counted) << plan::name(kind) << " of " << n;
             EXPECT_LE(sent, counted + kHeaders) << plan::name(kind) << " of " << n;
@@ -376,6 +474,11 @@ TEST(Collectives, SocketsCarryWhatIsCounted) {
           expect_counted(plan::Collective::kReduceScatter, [&] { group->reduce_scatter(shard, full); });
           expect_counted(plan::Collective::kAllToAll, [&] { group->all_to_all(other, full); });
           expect_counted(plan::Collective::kAllToAll, [&] { group->reduce_scatter_ordered(shard, full); });
+          for (const int64_t root : {int64_t{0}, n - 1}) {
+            expect_counted(plan::Collective::kReduce, [&] { group->reduce(full, ReduceOp::kSum, root); });
+            expect_counted(plan::Collective::kGather, [&] { group->gather(full, shard, root); });
+            expect_counted(plan::Collective::kScatter, [&] { group->scatter(shard, full, root); });
+          }
         },
         20.0, 90.0, /*peer_memory=*/false);
   }
@@ -410,6 +513,11 @@ TEST(Collectives, RefuseSizesThatDoNotDivideNamingBothNumbers) {
     expect_refusal([&] { group->reduce_scatter(four, seven); }, {"reduce_scatter", "7", "4"});
     expect_refusal([&] { group->all_to_all(seven, seven); }, {"all_to_all", "7"});
     expect_refusal([&] { group->reduce_scatter_ordered(four, seven); }, {"reduce_scatter_ordered", "7", "4"});
+    // Root alone knows both sizes, and refuses before anything is sent.
+    if (world->rank() == 0) {
+      expect_refusal([&] { group->gather(seven, four, 0); }, {"gather", "7", "4", "everyone"});
+      expect_refusal([&] { group->scatter(four, seven, 0); }, {"scatter", "7", "4", "everyone"});
+    }
     group->barrier();  // refused calls leave the group usable
   });
 }
@@ -426,6 +534,22 @@ TEST(Collectives, RefuseWrongDtypesStridesAndRanks) {
     expect_refusal([&] { group->broadcast(slanted, 0); }, {"contiguous", "(1, 4)"});
     expect_refusal([&] { group->broadcast(meta, 0); }, {"meta", "cpu"});
     expect_refusal([&] { group->broadcast(floats, 2); }, {"rank 2", "0 to 1"});
+    expect_refusal([&] { group->reduce(slanted, ReduceOp::kSum, 0); },
+                   {"comm.reduce]", "contiguous", "(1, 4)"});
+    expect_refusal([&] { group->reduce(flags, ReduceOp::kSum, 0); }, {"Bool", "cannot be reduced"});
+    for (const int64_t root : {-1, 2}) {
+      const std::string rank = "rank " + std::to_string(root);
+      expect_refusal([&] { group->reduce(floats, ReduceOp::kSum, root); }, {"comm.reduce]", rank, "0 to 1"});
+      expect_refusal([&] { group->gather(halves, halves, root); }, {"comm.gather]", rank, "0 to 1"});
+      expect_refusal([&] { group->scatter(halves, halves, root); }, {"comm.scatter]", rank, "0 to 1"});
+    }
+    for (const int64_t root : {0, 1}) {  // as root, and not
+      expect_refusal([&] { group->gather(slanted, slanted, root); }, {"comm.gather]", "contiguous"});
+      expect_refusal([&] { group->scatter(slanted, slanted, root); }, {"comm.scatter]", "contiguous"});
+    }
+    const int64_t me = world->rank();
+    expect_refusal([&] { group->gather(halves, floats, me); }, {"Half", "Float"});
+    expect_refusal([&] { group->scatter(floats, halves, me); }, {"Half", "Float"});
     expect_refusal([&] { group->send(floats, world->rank()); }, {"own peer"});
     expect_refusal([&] { group->reduce_scatter_ordered(halves, halves); }, {"Half", "float"});
     expect_refusal([&] { world->make_group("twice", {0, 0, 1}); }, {"twice", "0, 0, 1"});

@@ -4,8 +4,10 @@
 
 #include <atomic>
 #include <chrono>
+#include <functional>
 #include <future>
 #include <thread>
+#include <utility>
 
 #include "tests/comm/stores.h"
 #include "tests/support/spawn.h"
@@ -121,6 +123,31 @@ TEST(Deadline, RecvWithoutASenderNamesTheSender) {
         done = true;
       },
       1.0);
+}
+
+TEST(Deadline, RootNamesTheRankThatNeverEnters) {
+  using Call = std::function<void(comm::Group&, at::Tensor&, at::Tensor&)>;
+  const std::pair<const char*, Call> calls[] = {
+      {"reduce", [](auto& group, auto& full, auto&) { group.reduce(full, ReduceOp::kSum, 0); }},
+      {"gather", [](auto& group, auto& full, auto& part) { group.gather(full, part, 0); }},
+      {"scatter", [](auto& group, auto& full, auto& part) { group.scatter(part, full, 1); }}};
+  for (const auto& [name, call] : calls) {
+    std::atomic<bool> done = false;
+    run_ranks(
+        2,
+        [&, name = name, &call = call](std::shared_ptr<World> world) {
+          const auto group = world->make_group("dp", {0, 1});
+          at::Tensor full = at::ones({8}), part = at::ones({4});
+          if (world->rank() == 1) {
+            while (!done) std::this_thread::sleep_for(std::chrono::milliseconds(20));
+            return;
+          }
+          const std::string error = comm_error([&] { call(*group, full, part); });
+          done = true;
+          expect_mentioned(error, {std::string(name) + " #1 of group dp", "rank 1 has not been seen"});
+        },
+        1.0);
+  }
 }
 
 TEST(Deadline, JoiningNamesTheMissingRanks) {

@@ -4,6 +4,8 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 
+#include <cmath>
+
 #include "tests/comm/gpu_ranks.h"
 #include "trireme/base/clock.h"
 #include "trireme/base/error.h"
@@ -47,6 +49,18 @@ void check_movers(Group& group, Expectations& expect, at::ScalarType type) {
   at::Tensor told = counting(me, 4);
   group.broadcast(told, 1);
   expect.is_true(same(told, counting(1, 4)), "broadcast");
+  for (int64_t root = 0; root < 2; ++root) {
+    for (const bool in_place : {false, true}) {
+      at::Tensor slots = at::zeros({10}, options).to(type), mine = slots.narrow(0, 5 * me, 5);
+      mine.copy_(counting(5 * me, 5));
+      group.gather(slots, in_place ? mine : mine.clone(), root);
+      if (me == root) expect.is_true(same(slots, counting(0, 10)), "gather");
+      at::Tensor chunk = in_place ? mine : at::zeros({5}, options).to(type);
+      if (me == root) slots.copy_(counting(root, 10));
+      group.scatter(chunk, slots, root);
+      expect.is_true(same(chunk, counting(root + 5 * me, 5)), "scatter");
+    }
+  }
   at::Tensor received = at::zeros({6}, options).to(type);
   if (me == 0) group.send(counting(7, 6), 1);
   if (me == 1) group.recv(received, 0);
@@ -68,6 +82,28 @@ TEST_F(Nccl, CollectivesFollowTheirFormulas) {
     at::Tensor sum = at::full({9}, 1.0f + static_cast<float>(rank), group->device());
     group->all_reduce(sum, ReduceOp::kSum);
     expect.is_true(same(sum, at::full({9}, 3.0f)), "all_reduce");
+    for (int64_t root = 0; root < 2; ++root) {
+      for (const auto type : {at::kFloat, at::kHalf, at::kBFloat16, at::kLong}) {
+        at::Tensor added = at::arange(rank, rank + 9, at::kLong).to(type).to(group->device());
+        at::Tensor most = added.clone();
+        if (most.is_floating_point() && rank == 1) most[2] = std::nan("");
+        group->reduce(added, ReduceOp::kSum, root);
+        group->reduce(most, ReduceOp::kMax, root);
+        if (rank != root) continue;
+        expect.is_true(same(added, (at::arange(9, at::kLong) * 2 + 1).to(type)), "reduce");
+        at::Tensor wanted = at::arange(1, 10, at::kLong).to(type);
+        if (most.is_floating_point()) {
+          expect.is_true(most[2].isnan().item<bool>(), "a NaN stays one");
+          most[2] = wanted[2].item<double>();
+        }
+        expect.is_true(same(most, wanted), "maximum");
+      }
+    }
+    expect.is_true(group->traffic().at(plan::Collective::kReduce).calls == 16, "calls of reduce");
+    at::Tensor empty = at::empty({0}, at::TensorOptions(group->device()));
+    group->reduce(empty, ReduceOp::kSum, 1);
+    group->gather(empty, empty, 1);
+    group->scatter(empty, empty, 1);
     at::Tensor shard = at::zeros({2}, group->device());
     group->reduce_scatter(shard, at::arange(4, at::kFloat).to(group->device()));
     expect.is_true(same(shard, at::arange(4, at::kFloat).narrow(0, 2 * rank, 2) * 2), "reduce_scatter");

@@ -11,7 +11,8 @@ namespace trireme::plan {
 namespace {
 
 constexpr Collective kAll[] = {Collective::kAllReduce, Collective::kAllGather, Collective::kReduceScatter,
-                               Collective::kAllToAll,  Collective::kBroadcast, Collective::kSend,
+                               Collective::kAllToAll,  Collective::kBroadcast, Collective::kReduce,
+                               Collective::kGather,    Collective::kScatter,   Collective::kSend,
                                Collective::kRecv,      Collective::kBarrier};
 
 TEST(Cost, WireBytesFollowTheRingFormulas) {
@@ -22,6 +23,8 @@ TEST(Cost, WireBytesFollowTheRingFormulas) {
     EXPECT_EQ(wire_bytes(Collective::kAllGather, bytes, n), share);
     EXPECT_EQ(wire_bytes(Collective::kReduceScatter, bytes, n), share);
     EXPECT_EQ(wire_bytes(Collective::kAllToAll, bytes, n), share);
+    EXPECT_EQ(wire_bytes(Collective::kGather, bytes, n), share);
+    EXPECT_EQ(wire_bytes(Collective::kScatter, bytes, n), share);
     EXPECT_EQ(wire_bytes(Collective::kSend, bytes, n), bytes);
     EXPECT_EQ(wire_bytes(Collective::kRecv, bytes, n), 0);
     EXPECT_EQ(wire_bytes(Collective::kBarrier, bytes, n), 0);
@@ -40,9 +43,11 @@ TEST(Cost, AllReduceIsReduceScatterThenAllGather) {
   }
 }
 
-TEST(Cost, BroadcastSendsTheWholeBuffer) {
-  EXPECT_EQ(wire_bytes(Collective::kBroadcast, 1000, 4), 1000);
-  EXPECT_EQ(wire_bytes(Collective::kBroadcast, 1000, 1), 0);
+TEST(Cost, BroadcastAndReduceSendTheWholeBuffer) {
+  for (const Collective collective : {Collective::kBroadcast, Collective::kReduce}) {
+    EXPECT_EQ(wire_bytes(collective, 1000, 4), 1000);
+    EXPECT_EQ(wire_bytes(collective, 1000, 1), 0);
+  }
 }
 
 TEST(Cost, ALoneRankSendsNothingInAGroup) {
@@ -61,7 +66,9 @@ TEST(Cost, StepsOfTheRing) {
   EXPECT_EQ(steps(Collective::kAllReduce, 8), 14);
   EXPECT_EQ(steps(Collective::kAllGather, 8), 7);
   EXPECT_EQ(steps(Collective::kReduceScatter, 8), 7);
-  EXPECT_EQ(steps(Collective::kSend, 8), 1);
+  for (const Collective one : {Collective::kSend, Collective::kBroadcast, Collective::kReduce,
+                               Collective::kGather, Collective::kScatter})
+    EXPECT_EQ(steps(one, 8), 1);
   EXPECT_EQ(steps(Collective::kAllReduce, 1), 0);
 }
 

@@ -9,6 +9,7 @@
 #include <exception>
 #include <limits>
 #include <mutex>
+#include <optional>
 #include <utility>
 
 #include "trireme/base/clock.h"
@@ -147,6 +148,9 @@ class BackendGroup final : public Group {
   void reduce_scatter_ordered(at::Tensor& output, const at::Tensor& input) override;
   void all_to_all(at::Tensor& output, const at::Tensor& input) override;
   void broadcast(at::Tensor& tensor, int64_t root) override;
+  void reduce(at::Tensor& tensor, ReduceOp op, int64_t root) override;
+  void gather(at::Tensor& output, const at::Tensor& input, int64_t root) override;
+  void scatter(at::Tensor& output, const at::Tensor& input, int64_t root) override;
   void send(const at::Tensor& tensor, int64_t to) override;
   void recv(at::Tensor& tensor, int64_t from) override;
   void send_recv(const at::Tensor& mine, int64_t to, at::Tensor& theirs, int64_t from) override;
@@ -163,7 +167,7 @@ class BackendGroup final : public Group {
   int64_t moved_bytes() const { return given_bytes_ + (peers_ ? peers_->moved_bytes() : 0); }
   template <typename Start>
   void run(Collective kind, int64_t bytes, const Start& start);
-  void all_reduce_in_order(at::Tensor& tensor, ReduceOp op);
+  void reduce_in_order(at::Tensor& tensor, ReduceOp op, std::optional<int64_t> root);
   void reduce_among_peers(at::Tensor& tensor, ReduceOp op);
   std::string about_subject() const;
   bool serve(Collective kind, const at::Tensor& input) const { return peers_ && peers_->serves(kind, input); }
@@ -315,7 +319,7 @@ void BackendGroup::abort(const Operation& operation, double elapsed_s, const std
 void BackendGroup::all_reduce(at::Tensor& tensor, ReduceOp op) {
   check_tensor(call(Collective::kAllReduce), "tensor", tensor);
   check_reducible(call(Collective::kAllReduce), tensor);
-  if (op != ReduceOp::kSum && tensor.is_floating_point()) return all_reduce_in_order(tensor, op);
+  if (op != ReduceOp::kSum && tensor.is_floating_point()) return reduce_in_order(tensor, op, {});
   run(Collective::kAllReduce, bytes_in(tensor), [&]() -> c10::intrusive_ptr<c10d::Work> {
     if (serve(Collective::kAllReduce, tensor) && bytes_in(tensor) <= kSmallBytes) {
       reduce_among_peers(tensor, op);
@@ -331,12 +335,13 @@ void BackendGroup::all_reduce(at::Tensor& tensor, ReduceOp op) {
   });
 }
 
-/// Backends compare floating-point numbers in ways that lose a NaN.
-void BackendGroup::all_reduce_in_order(at::Tensor& tensor, ReduceOp op) {
+/// Backends compare floating-point numbers in ways that lose a NaN. The result is for `root`, or for all
+/// ranks.
+void BackendGroup::reduce_in_order(at::Tensor& tensor, ReduceOp op, std::optional<int64_t> root) {
   const at::NoGradGuard no_grad;
   at::Tensor values = tensor.variable_data();
   at::Tensor integers = as_integers(values, op);
-  all_reduce(integers, op);
+  root ? reduce(integers, op, *root) : all_reduce(integers, op);
   values.copy_(
       turned_below_zero(integers).view(tensor.scalar_type() == at::kDouble ? at::kDouble : at::kFloat));
 }
@@ -431,6 +436,58 @@ void BackendGroup::broadcast(at::Tensor& tensor, int64_t root) {
     options.asyncOp = false;
     given_bytes_ += bytes_in(tensor);
     return backend_->broadcast(tensors, options);
+  });
+}
+
+void BackendGroup::reduce(at::Tensor& tensor, ReduceOp op, int64_t root) {
+  check_tensor(call(Collective::kReduce), "tensor", tensor);
+  check_reducible(call(Collective::kReduce), tensor);
+  check_root(call(Collective::kReduce), root);
+  if (op != ReduceOp::kSum && tensor.is_floating_point()) return reduce_in_order(tensor, op, root);
+  run(Collective::kReduce, bytes_in(tensor), [&] {
+    std::vector<at::Tensor> tensors = {tensor.detach()};
+    c10d::ReduceOptions options;
+    options.reduceOp = to_torch(op);
+    options.rootRank = root;
+    options.asyncOp = false;
+    // Gloo's ring first leaves every rank a part of the result, which then goes to root.
+    const int64_t from_root = spec_.device.is_cpu() ? bytes_in(tensor) - bytes_in(tensor) / size() : 0;
+    given_bytes_ += rank() == root ? from_root : bytes_in(tensor);
+    return backend_->reduce(tensors, options);
+  });
+}
+
+void BackendGroup::gather(at::Tensor& output, const at::Tensor& input, int64_t root) {
+  check_root(call(Collective::kGather), root);
+  if (rank() == root) check_pair(call(Collective::kGather), output, size(), input, 1);
+  if (rank() != root) check_tensor(call(Collective::kGather), "input", input);
+  if (size() == 1) copy_within(output, input);
+  run(Collective::kGather, size() * bytes_in(input), [&] {
+    std::vector<std::vector<at::Tensor>> to;
+    if (rank() == root) to.push_back(bytes_of(output).chunk(size()));
+    std::vector<at::Tensor> from = {bytes_of(input)};
+    c10d::GatherOptions options;
+    options.rootRank = root;
+    options.asyncOp = false;
+    given_bytes_ += rank() == root ? 0 : bytes_in(input);
+    return backend_->gather(to, from, options);
+  });
+}
+
+void BackendGroup::scatter(at::Tensor& output, const at::Tensor& input, int64_t root) {
+  check_root(call(Collective::kScatter), root);
+  if (rank() == root) check_pair(call(Collective::kScatter), output, 1, input, size());
+  if (rank() != root) check_tensor(call(Collective::kScatter), "output", output);
+  if (size() == 1) copy_within(output, input);
+  run(Collective::kScatter, size() * bytes_in(output), [&] {
+    std::vector<at::Tensor> to = {bytes_of(output)};
+    std::vector<std::vector<at::Tensor>> from;
+    if (rank() == root) from.push_back(bytes_of(input).chunk(size()));
+    c10d::ScatterOptions options;
+    options.rootRank = root;
+    options.asyncOp = false;
+    given_bytes_ += rank() == root ? (size() - 1) * bytes_in(output) : 0;
+    return backend_->scatter(to, from, options);
   });
 }
 

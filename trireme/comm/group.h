@@ -75,6 +75,18 @@ class Group {
   virtual void all_to_all(at::Tensor& output, const at::Tensor& input) = 0;
   /// From group rank `root` to all. bytes S
   virtual void broadcast(at::Tensor& tensor, int64_t root) = 0;
+  /// In place on group rank `root`, sums in the backend's own order; on other ranks the tensor holds no
+  /// particular values afterwards. They may be done before root has come. bytes S from every rank but root,
+  /// which over Gloo gives S(n-1)/n. A NaN stays one, as in all_reduce()
+  virtual void reduce(at::Tensor& tensor, ReduceOp op, int64_t root) = 0;
+  /// To group rank `root`: output (n*m) by rank, which other ranks do not use and may leave undefined; input
+  /// (m), which may be root's slot of output. Other ranks may be done before root has come. bytes S/n from
+  /// every rank but root, S = output
+  virtual void gather(at::Tensor& output, const at::Tensor& input, int64_t root) = 0;
+  /// From group rank `root`: input (n*m), whose chunk i goes to rank i, and which other ranks do not use and
+  /// may leave undefined; output (m), which may be root's slot of input. Root may be done before the others
+  /// have come. bytes S(n-1)/n from root, S = input
+  virtual void scatter(at::Tensor& output, const at::Tensor& input, int64_t root) = 0;
   /// To group rank `to`, which calls recv() with as many bytes; sends to one rank arrive in their order. On a
   /// CPU it returns when the other side has taken the tensor; on a GPU it is enqueued. bytes S
   virtual void send(const at::Tensor& tensor, int64_t to) = 0;

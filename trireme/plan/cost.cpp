@@ -13,8 +13,11 @@ int64_t wire_bytes(Collective collective, int64_t bytes, int64_t ranks) {
     case Collective::kAllGather:
     case Collective::kReduceScatter:
     case Collective::kAllToAll:
+    case Collective::kGather:
+    case Collective::kScatter:
       return bytes - bytes / ranks;
     case Collective::kBroadcast:
+    case Collective::kReduce:
       return ranks == 1 ? 0 : bytes;
     case Collective::kSend:
       return bytes;
@@ -38,6 +41,9 @@ int64_t steps(Collective collective, int64_t ranks) {
     case Collective::kRecv:
       return 1;
     case Collective::kBroadcast:
+    case Collective::kReduce:
+    case Collective::kGather:
+    case Collective::kScatter:
     case Collective::kBarrier:
       return ranks == 1 ? 0 : 1;
   }
