@@ -271,7 +271,7 @@ def collectives(names: Sequence[str]) -> str:
                "ours, gather by kernels": ("all_gather", "peer memory"),
                "by copy engines": ("all_gather", "copy engines"), "NCCL": ("all_gather", "backend")}
     times = {(row["mib"], row["operation"], row["by"]): row["ms"]
-             for name in names for row in read(name)["rows"]}
+             for name in names for row in read(name)["rows"] if not row.get("in_place")}
     sizes = sorted({size for size, _, _ in times})
     try:
         rows = [[f"{size:g}", *(f"{times[size, *column]:.3f}" for column in columns.values())] for size in sizes]

@@ -19,22 +19,25 @@ TEST(CollectiveTimes, EveryWayOfCpuRanksIsTimedInEveryRound) {
     const std::vector<CollectiveTimes> times = time_collectives(world, {1, 2}, kRounds);
     std::set<std::string> ways;
     for (const CollectiveTimes& one : times) {
-      ways.insert(one.operation + " by " + one.by);
+      ways.insert(one.operation + " by " + one.by + (one.in_place ? " in place" : ""));
       EXPECT_EQ(one.calls_ms.size(), static_cast<size_t>(kRounds));
       for (const double ms : one.calls_ms) EXPECT_GT(ms, 0.0);
       const int64_t elements = one.mib * (1 << 20) / 2 / kRanks;  // bf16, of one rank
-      const int64_t shards = one.operation == "all_reduce"  ? 2 * (kRanks - 1)
-                             : one.operation == "broadcast" ? kRanks
-                                                            : kRanks - 1;
+      // nccl-tests: 2 (n - 1) / n of an all-reduce, 1 of what goes through each rank, else (n - 1) / n
+      const bool whole = one.operation == "broadcast" || one.operation == "reduce";
+      const int64_t shards = one.operation == "all_reduce" ? 2 * (kRanks - 1) : whole ? kRanks : kRanks - 1;
       EXPECT_EQ(one.wire_bytes, 2 * elements * shards) << one.operation;
       EXPECT_EQ(one.wrong, 0) << one.operation << " by " << one.by;
       EXPECT_NEAR(one.tensor_gb_per_s() * one.median_ms() * 1e6, static_cast<double>(one.mib << 20), 1.0);
       EXPECT_NEAR(one.gb_per_s() * one.median_ms() * 1e6, static_cast<double>(one.wire_bytes), 1.0);
     }
-    EXPECT_EQ(ways, (std::set<std::string>{"reduce_scatter by ordered, peer memory",
-                                           "reduce_scatter by ordered, messages", "all_gather by peer memory",
-                                           "all_gather by backend", "all_reduce by backend",
-                                           "all_to_all by backend", "broadcast by backend"}));
+    EXPECT_EQ(ways,
+              (std::set<std::string>{
+                  "reduce_scatter by ordered, peer memory", "reduce_scatter by ordered, messages",
+                  "all_gather by peer memory", "all_gather by peer memory in place", "all_gather by backend",
+                  "all_gather by backend in place", "all_reduce by backend in place", "all_to_all by backend",
+                  "broadcast by backend in place", "reduce by backend in place", "gather by backend",
+                  "gather by backend in place", "scatter by backend", "scatter by backend in place"}));
     EXPECT_EQ(times.size(), 2 * ways.size());
   });
 }

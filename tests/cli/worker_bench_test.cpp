@@ -4,6 +4,9 @@
 #include <cstdint>
 #include <fstream>
 #include <iterator>
+#include <map>
+#include <sstream>
+#include <string>
 #include <vector>
 
 #include "tests/cli/worker_fixture.h"
@@ -87,10 +90,26 @@ TEST_F(Worker, BenchMemoryMeasuresEveryPolicyThatIsNamed) {
   EXPECT_EQ(total(0), 2 * total(1)) << "all of it is sharded, over two ranks";
 }
 
-TEST_F(Worker, BenchCommSaysWhatItsColumnsAre) {
+TEST_F(Worker, BenchCommShowsFormsOutOfPlaceAndInPlaceBesideEachOther) {
   const Outcome outcome = front_.run({"bench", "comm", "-n", "2", "--mib", "1", "--rounds", "1"});
   ASSERT_EQ(outcome.code, 0) << outcome.err;
-  EXPECT_TRUE(contains(outcome.out, "\nGB/s: bytes that one rank receives")) << outcome.out;
+  EXPECT_TRUE(contains(outcome.out, "busbw: of the bytes that one rank receives")) << outcome.out;
+  const auto lines = split(outcome.out, '\n');
+  for (const auto& line : lines) EXPECT_LE(line.size(), 110u) << line;
+  EXPECT_EQ(lines[0].find("out of place") + 12, lines[1].find("wrong") + 5) << outcome.out;
+  EXPECT_TRUE(lines[0].ends_with("in place") && lines[0].size() == lines[1].size()) << outcome.out;
+  // What stands below both "wrong".
+  const auto wrong = [&](const std::string& operation) {
+    const auto line = std::ranges::find_if(lines, [&](const auto& one) {
+      return contains(one, " " + operation + " ") && contains(one, " backend ");
+    });
+    std::istringstream words(line == lines.end() ? "" : std::string(line->substr(line->find(" backend "))));
+    const std::vector<std::string> cells{std::istream_iterator<std::string>(words), {}};
+    return cells.size() == 9 ? cells[4] + " " + cells[8] : "no such line";
+  };
+  for (const char* both : {"all_gather", "gather", "scatter"}) EXPECT_EQ(wrong(both), "0 0") << both;
+  for (const char* one : {"all_reduce", "broadcast", "reduce"}) EXPECT_EQ(wrong(one), "n/a 0") << one;
+  EXPECT_EQ(wrong("all_to_all"), "0 n/a") << outcome.out;
 }
 
 /// A worker that is stopped does not end by itself when it is asked to.
@@ -102,7 +121,14 @@ TEST_F(Worker, BenchCommShowsWhatWasWrongAndMessagesBetweenEachTwoRanks) {
     EXPECT_TRUE(contains(text.out, part)) << part << text.out;
   const nlohmann::json json = front_.run(words + Words{"--json"}).json();
   EXPECT_EQ(json["pairs"].size(), 6u);
-  for (const auto& row : json["rows"]) EXPECT_EQ(row["wrong"], 0) << row;
+  std::map<std::string, int> forms;
+  for (const auto& row : json["rows"]) {
+    EXPECT_EQ(row["wrong"], 0) << row;
+    forms[row["operation"].get<std::string>() + (row["in_place"].get<bool>() ? " in place" : "")] += 1;
+  }
+  for (const char* form : {"reduce in place", "gather", "gather in place", "scatter", "scatter in place"})
+    EXPECT_EQ(forms[form], 1) << form;
+  EXPECT_FALSE(forms.contains("reduce")) << "which the group has in place only";
 }
 
 TEST_F(Worker, BenchEndsSoonWhenAWorkerIsFrozen) {

@@ -20,6 +20,8 @@ using comm::Group;
 constexpr int64_t kMiB = 1 << 20;
 constexpr double kEnough_s = 0.02;
 constexpr int kMostCalls = 20;
+constexpr int64_t kRoot = 0;
+constexpr double kNever = -1.0;  // which is an element of no result
 
 /// Elements of tensors are small whole numbers, of which bf16 holds the sum over ranks exactly: element i of
 /// a rank is (i + rank) modulo this.
@@ -49,21 +51,27 @@ class Bench {
 
  private:
   struct Buffers {
-    at::Tensor values, shared;  // (n*m) bf16, `shared` where other ranks can read it
-    at::Tensor part, copied;    // (m) bf16, likewise
-    at::Tensor sum, low_sum;    // (m) fp32 and bf16
-    at::Tensor whole;           // (n*m) bf16
+    at::Tensor values, shared;              // (n*m) bf16, `shared` where other ranks can read it
+    at::Tensor part, copied;                // (m) bf16, likewise
+    at::Tensor shared_slots, copied_slots;  // (n*m) bf16, where all-gathers in place may be read
+    at::Tensor sum, low_sum;                // (m) fp32 and bf16
+    at::Tensor whole;                       // (n*m) bf16
   };
   Buffers make_buffers(int64_t mib) const;
   void add_reductions(int64_t mib, const Buffers& buffers);
   void add_gathers(int64_t mib, const Buffers& buffers);
+  void add_gather(const CollectiveTimes& times, const std::shared_ptr<Group>& group, const at::Tensor& whole,
+                  const at::Tensor& input);
   void add_exchanges(int64_t mib, const Buffers& buffers);
+  void add_rooted(int64_t mib, const Buffers& buffers);
   /// `expected`: of the rank's `output` once it was called; `reset`: makes the input again, if the call
   /// changes it.
   void add(const CollectiveTimes& times, std::function<void()> call, at::Tensor output,
            std::function<at::Tensor()> expected, std::function<void()> reset = {});
   at::Tensor mine(int64_t count) const;
   at::Tensor sum_from(int64_t begin, int64_t count) const;
+  at::Tensor gathered(int64_t begin, int64_t count) const;
+  at::Tensor slot_of(const at::Tensor& whole) const;
   double time_ms(const std::function<void()>& call);
 
   bool on_gpu() const { return world_->device().is_cuda(); }
@@ -91,6 +99,7 @@ void Bench::add(const CollectiveTimes& times, std::function<void()> call, at::Te
                 std::function<at::Tensor()> expected, std::function<void()> reset) {
   auto wrong = [group = backend_, call, output = std::move(output), expected = std::move(expected),
                 reset = std::move(reset)] {
+    output.fill_(kNever);
     if (reset) reset();
     call();
     return count_wrong(*group, output, expected());
@@ -111,11 +120,26 @@ at::Tensor Bench::sum_from(int64_t begin, int64_t count) const {
   return sum;
 }
 
+/// Elements of all ranks from number `begin` on, by rank.
+at::Tensor Bench::gathered(int64_t begin, int64_t count) const {
+  std::vector<at::Tensor> parts;
+  for (int64_t rank = 0; rank < world_->size(); ++rank)
+    parts.push_back(pattern(rank, begin, count, modulus_, world_->device()));
+  return at::cat(parts);
+}
+
+/// This rank's part of a tensor that has one for each rank.
+at::Tensor Bench::slot_of(const at::Tensor& whole) const {
+  const int64_t shard = whole.numel() / world_->size();
+  return whole.narrow(0, world_->rank() * shard, shard);
+}
+
 void Bench::add_size(int64_t mib) {
   const Buffers buffers = make_buffers(mib);
   add_reductions(mib, buffers);
   add_gathers(mib, buffers);
   add_exchanges(mib, buffers);
+  add_rooted(mib, buffers);
 }
 
 Bench::Buffers Bench::make_buffers(int64_t mib) const {
@@ -126,6 +150,8 @@ Bench::Buffers Bench::make_buffers(int64_t mib) const {
   made.shared = kernels_->symmetric_empty(count, at::kBFloat16).copy_(made.values);
   made.part = kernels_->symmetric_empty(shard, at::kBFloat16).copy_(made.values.narrow(0, 0, shard));
   made.copied = copies_->symmetric_empty(shard, at::kBFloat16).copy_(made.part);
+  made.shared_slots = kernels_->symmetric_empty(count, at::kBFloat16);
+  if (on_gpu()) made.copied_slots = copies_->symmetric_empty(count, at::kBFloat16);
   made.sum = at::empty({shard}, options);
   made.low_sum = at::empty({shard}, made.values.options());
   made.whole = at::empty_like(made.values);
@@ -166,65 +192,114 @@ void Bench::add_reductions(int64_t mib, const Buffers& buffers) {
 }
 
 void Bench::add_gathers(int64_t mib, const Buffers& buffers) {
-  const int64_t shard = buffers.part.numel(), wire = 2 * (world_->size() - 1) * shard;
-  const auto expected = [this, shard] {
-    std::vector<at::Tensor> parts;
-    for (int64_t rank = 0; rank < world_->size(); ++rank)
-      parts.push_back(pattern(rank, 0, shard, modulus_, world_->device()));
-    return at::cat(parts);
+  const int64_t wire = 2 * (world_->size() - 1) * buffers.part.numel();
+  const auto gather = [&](const std::string& by, const std::shared_ptr<Group>& group, const at::Tensor& part,
+                          const at::Tensor& slots) {
+    CollectiveTimes times{.operation = "all_gather", .by = by, .mib = mib, .wire_bytes = wire};
+    add_gather(times, group, buffers.whole, part);
+    times.in_place = true;
+    add_gather(times, group, slots, slot_of(slots));
   };
-  const auto gather = [&](const std::string& by, std::shared_ptr<Group> group, const at::Tensor& part) {
-    add(
-        {.operation = "all_gather", .by = by, .mib = mib, .wire_bytes = wire},
-        [group = std::move(group), whole = buffers.whole, part] {
-          at::Tensor out = whole;
-          group->all_gather(out, part);
-        },
-        buffers.whole, expected);
-  };
-  if (shares()) gather("peer memory", kernels_, buffers.part);
-  if (on_gpu() && shares()) gather("copy engines", copies_, buffers.copied);
-  gather("backend", backend_, buffers.part);
+  if (shares()) gather("peer memory", kernels_, buffers.part, buffers.shared_slots);
+  if (on_gpu() && shares()) gather("copy engines", copies_, buffers.copied, buffers.copied_slots);
+  gather("backend", backend_, buffers.part, buffers.whole);
 }
 
-/// The collectives that the backend alone has.
+/// An all-gather of this rank's first elements, which `input` is filled with.
+void Bench::add_gather(const CollectiveTimes& times, const std::shared_ptr<Group>& group,
+                       const at::Tensor& whole, const at::Tensor& input) {
+  const int64_t count = input.numel();
+  add(
+      times,
+      [group, whole, input] {
+        at::Tensor out = whole;
+        group->all_gather(out, input);
+      },
+      whole, [this, count] { return gathered(0, count); },
+      [this, input, count] { input.copy_(mine(count)); });
+}
+
+/// The collectives of all ranks that the backend alone has.
 void Bench::add_exchanges(int64_t mib, const Buffers& buffers) {
   const int64_t n = world_->size(), count = buffers.values.numel(), shard = count / n;
   const at::Tensor whole = buffers.whole;
-  const auto case_of = [&](const std::string& operation, int64_t wire) {
-    return CollectiveTimes{.operation = operation, .by = "backend", .mib = mib, .wire_bytes = wire};
+  const auto case_of = [&](const std::string& operation, int64_t wire, bool in_place) {
+    return CollectiveTimes{
+        .operation = operation, .by = "backend", .mib = mib, .wire_bytes = wire, .in_place = in_place};
   };
-  const auto fill = [this, whole, count] { at::Tensor(whole).copy_(mine(count)); };
   add(
-      case_of("all_reduce", 4 * (n - 1) * shard),
+      case_of("all_reduce", 4 * (n - 1) * shard, true),
       [group = backend_, whole] {
         at::Tensor out = whole;
         group->all_reduce(out, comm::ReduceOp::kSum);
       },
-      whole, [this, count] { return sum_from(0, count); }, fill);
+      whole, [this, count] { return sum_from(0, count); },
+      [this, whole, count] { whole.copy_(mine(count)); });
   add(
-      case_of("all_to_all", 2 * (n - 1) * shard),
+      case_of("all_to_all", 2 * (n - 1) * shard, false),
       [group = backend_, whole, input = buffers.values] {
         at::Tensor out = whole;
         group->all_to_all(out, input);
       },
-      whole,
-      [this, n, shard] {
-        std::vector<at::Tensor> chunks;
-        for (int64_t from = 0; from < n; ++from)
-          chunks.push_back(pattern(from, world_->rank() * shard, shard, modulus_, world_->device()));
-        return at::cat(chunks);
-      });
-  add(
-      case_of("broadcast", 2 * count),
-      [group = backend_, whole] {
-        at::Tensor out = whole;
-        group->broadcast(out, 0);
-      },
-      whole, [this, count] { return pattern(0, 0, count, modulus_, world_->device()); }, fill);
+      whole, [this, shard] { return gathered(world_->rank() * shard, shard); });
 }
 
-/// ms a call, all ranks in step at the start.
+/// The collectives from one rank or to one rank, which the backend alone has.
+void Bench::add_rooted(int64_t mib, const Buffers& buffers) {
+  const int64_t n = world_->size(), count = buffers.values.numel(), shard = count / n;
+  const at::Tensor whole = buffers.whole, slot = slot_of(whole);
+  const auto of_root = [this](const at::Tensor& result) {
+    return world_->rank() == kRoot ? result : result.narrow(0, 0, 0);
+  };
+  const auto fill = [this, whole, count] { whole.copy_(mine(count)); };
+  CollectiveTimes times{
+      .operation = "broadcast", .by = "backend", .mib = mib, .wire_bytes = 2 * count, .in_place = true};
+  add(
+      times,
+      [group = backend_, whole] {
+        at::Tensor out = whole;
+        group->broadcast(out, kRoot);
+      },
+      whole, [this, count] { return pattern(kRoot, 0, count, modulus_, world_->device()); }, fill);
+  times.operation = "reduce";
+  add(
+      times,
+      [group = backend_, whole] {
+        at::Tensor out = whole;
+        group->reduce(out, comm::ReduceOp::kSum, kRoot);
+      },
+      of_root(whole), [this, of_root, count] { return of_root(sum_from(0, count)); }, fill);
+  times.wire_bytes = 2 * (n - 1) * shard;
+  for (const bool in_place : {false, true}) {
+    times.in_place = in_place;
+    times.operation = "gather";
+    const at::Tensor given = in_place ? slot : buffers.part;
+    add(
+        times,
+        [group = backend_, whole, given] {
+          at::Tensor out = whole;
+          group->gather(out, given, kRoot);
+        },
+        of_root(whole), [this, of_root, shard] { return of_root(gathered(0, shard)); },
+        [this, given, shard] { given.copy_(mine(shard)); });
+  }
+  for (const bool in_place : {false, true}) {
+    times.in_place = in_place;
+    times.operation = "scatter";
+    const at::Tensor taken = in_place ? slot : buffers.low_sum;
+    add(
+        times,
+        [group = backend_, input = in_place ? whole : buffers.values, taken] {
+          at::Tensor out = taken;
+          group->scatter(out, input, kRoot);
+        },
+        taken,
+        [this, shard] { return pattern(kRoot, world_->rank() * shard, shard, modulus_, world_->device()); },
+        fill);
+  }
+}
+
+/// ms a call on the rank that is done last, all ranks in step at the start.
 double Bench::time_ms(const std::function<void()>& call) {
   const auto timed = [&](int calls) {
     kernels::synchronize_gpu();
@@ -239,7 +314,10 @@ double Bench::time_ms(const std::function<void()>& call) {
                               at::TensorOptions(world_->device()));
   backend_->all_reduce(calls, comm::ReduceOp::kMin);
   const int count = calls.item<int>();
-  return 1e3 * timed(count) / count;
+  double slowest = 0.0;
+  for (const auto& of_rank : comm::gather_scalars(*backend_, {1e3 * timed(count) / count}))
+    slowest = std::max(slowest, of_rank[0]);
+  return slowest;
 }
 
 std::vector<CollectiveTimes> Bench::run(int64_t rounds, const std::function<void(int64_t)>& on_round) {

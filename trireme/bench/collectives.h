@@ -22,10 +22,15 @@ struct CollectiveTimes {
   std::string operation = {};         ///< "reduce_scatter"
   std::string by = {};                ///< what moves the bytes
   int64_t mib = 0;                    ///< of the whole bf16 tensor
-  int64_t wire_bytes = 0;             ///< that a rank receives
-  std::vector<double> calls_ms = {};  ///< one mean of several calls a round
+  int64_t wire_bytes = 0;             ///< that a rank receives; of gather and scatter, that root moves
+  bool in_place = false;              ///< the result lies where the input was
+  std::vector<double> calls_ms = {};  ///< one mean of several calls a round, of the slowest rank
   int64_t wrong = 0;  ///< elements of all ranks that differ from what they should be, behind the last round
 
+  /// Whether only in_place may tell the two apart.
+  bool is_same_way(const CollectiveTimes& other) const {
+    return mib == other.mib && operation == other.operation && by == other.by;
+  }
   double median_ms() const;
   /// The bus bandwidth of nccl-tests.
   double gb_per_s() const { return static_cast<double>(wire_bytes) / median_ms() / 1e6; }
@@ -40,7 +45,8 @@ struct PairTimes {
   double gb_per_s = 0.0;    ///< of messages of the size that was asked for
 };
 
-/// Collectives of bf16 tensors of so many MiB, every way that this world has, each checked once. Each round
+/// Collectives of bf16 tensors of so many MiB, every way that this world has, out of place and in place where
+/// the group has both, one after the other; each is checked once. Each round
 /// times all of them once, so that a slow moment of the machine falls on all. `on_round` is told the rounds
 /// that are done. Collective over the world; the host waits.
 std::vector<CollectiveTimes> time_collectives(const std::shared_ptr<comm::World>& world,

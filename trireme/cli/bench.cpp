@@ -70,10 +70,9 @@ void add_bench_comm(CLI::App& verb, Front& front) {
   comm->add_flag("--pairs", options->pairs, "Also time messages of the largest size between each two ranks");
   comm->add_flag("--json", options->json, "Print one JSON document with all samples");
   comm->footer(
-      "GB/s: the bytes that one rank receives in the operation (nccl-tests' bus bandwidth), over the median\n"
-      "time; of the tensor: its size over that time. Every case is checked once; elements that are not what "
-      "they\n"
-      "should be are counted, and then the exit code is 8.\n"
+      "ms: the median over the rounds, of the rank that is done last. algbw and busbw: those of nccl-tests\n"
+      "in GB/s, the size of the tensor, and the bytes that one rank receives, over that time. Every case is\n"
+      "checked once: wrong counts elements that are not what they should be, and then the exit code is 8.\n"
       "Examples:\n"
       "  trireme bench comm --mib 32,512\n"
       "  trireme bench comm -n 4 --mib 8 --pairs");

@@ -2,6 +2,8 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <array>
+#include <iterator>
 #include <nlohmann/json.hpp>
 
 #include "trireme/base/error.h"
@@ -25,6 +27,7 @@ Json to_json(const Times& times) {
                     {"by", one.by},
                     {"mib", one.mib},
                     {"wire_bytes", one.wire_bytes},
+                    {"in_place", one.in_place},
                     {"ms", one.median_ms()},
                     {"gb_per_s", one.gb_per_s()},
                     {"tensor_gb_per_s", one.tensor_gb_per_s()},
@@ -44,22 +47,33 @@ Json to_json(const std::vector<bench::PairTimes>& pairs) {
 
 using report::Align;
 
+/// Time, both bandwidths and wrong elements of one form of a collective; none: our group does not have it.
+std::vector<std::string> cells_of(const bench::CollectiveTimes* one) {
+  if (one == nullptr) return std::vector<std::string>(4, "n/a");
+  return {fmt::format("{:.3f}", one->median_ms()), fmt::format("{:.1f}", one->tensor_gb_per_s()),
+          fmt::format("{:.1f}", one->gb_per_s()), std::to_string(one->wrong)};
+}
+
+/// A line for each way of a collective, which stands out of place and in place beside each other.
 std::string to_text(const Times& times) {
-  report::Table table({{"MiB", Align::kRight},
-                       {"collective"},
-                       {"by"},
-                       {"ms", Align::kRight},
-                       {"GB/s", Align::kRight},
-                       {"of the tensor", Align::kRight},
-                       {"wrong", Align::kRight}});
-  for (const bench::CollectiveTimes& one : times) {
-    table.add_row({std::to_string(one.mib), one.operation, one.by, fmt::format("{:.3f}", one.median_ms()),
-                   fmt::format("{:.1f}", one.gb_per_s()), fmt::format("{:.1f}", one.tensor_gb_per_s()),
-                   std::to_string(one.wrong)});
+  std::vector<report::Column> columns = {{"MiB", Align::kRight}, {"collective"}, {"by"}};
+  for (int form = 0; form < 2; ++form)
+    for (const char* title : {"ms", "algbw", "busbw", "wrong"}) columns.push_back({title, Align::kRight});
+  report::Table table(std::move(columns));
+  for (auto one = times.begin(); one != times.end();) {
+    const bench::CollectiveTimes& way = *one;
+    std::array<const bench::CollectiveTimes*, 2> forms = {};  // out of place, in place
+    for (; one != times.end() && one->is_same_way(way); ++one) forms[one->in_place ? 1 : 0] = &*one;
+    std::vector<std::string> cells = {std::to_string(way.mib), way.operation, way.by};
+    for (const auto* form : forms) std::ranges::move(cells_of(form), std::back_inserter(cells));
+    table.add_row(std::move(cells));
   }
-  return table.to_string() +
-         "GB/s: bytes that one rank receives in the operation, over the median time; of the tensor: its "
-         "bytes\n";
+  const std::string rows = table.to_string();
+  // Each form's name ends above its last column.
+  const size_t first = rows.find("wrong") + 5, second = rows.find('\n') - first;
+  return fmt::format("{:>{}}{:>{}}\n{}", "out of place", first, "in place", second, rows) +
+         "algbw: GB/s of the whole tensor; busbw: of the bytes that one rank receives, nccl-tests' bus "
+         "bandwidth;\nwrong: elements of all ranks; n/a: not a form of our collective for bf16 tensors\n";
 }
 
 /// A row for each sender, a column for each receiver.
@@ -109,7 +123,7 @@ int worker_bench_comm(const Request& request, const Environment& environment) {
                  to_matrix(pairs, world->size(), "us, 4 bytes", &bench::PairTimes::latency_us));
     return code;
   }
-  const Json document = {{"schema", "trireme.bench_comm/2"},
+  const Json document = {{"schema", "trireme.bench_comm/3"},
                          {"command", request.command},
                          {"device", world->device().is_cuda() ? kernels::gpus().front().name : "cpu"},
                          {"ranks", world->size()},

@@ -279,7 +279,7 @@ double bandwidth_of(const std::vector<bench::CollectiveTimes>& times, const std:
   std::vector<const bench::CollectiveTimes*> found;
   for (const bench::CollectiveTimes& one : times) {
     const bool other_way = !found.empty() && found.front()->by != one.by;
-    if (one.operation == operation && !other_way) found.push_back(&one);
+    if (one.operation == operation && !one.in_place && !other_way) found.push_back(&one);
   }
   const auto &small = *found.front(), &large = *found.back();
   const double more_s = 1e-3 * (large.median_ms() - small.median_ms());
