@@ -17,6 +17,7 @@ inline Sample planted_sample(const Slot& slot, double ms) {
   sample.workload = {{"model.d_model", "64"}, {"seed", "42"}, {kTokensKey, "512"}};
   for (int step = 0; step < 8; ++step) {
     sample.losses.push_back(5.0 - 0.1 * step);
+    sample.grad_norms.push_back(2.0 + 0.1 * step);
     sample.step_ms.push_back(
         ms * (1.0 + 1e-4 * static_cast<double>(step + 10 * slot.block + 3 * slot.half + 5 * slot.arm)));
   }

@@ -144,6 +144,21 @@ TEST(Verify, AReferenceThatIsWrongItselfIsNamed) {
   expect_blocked("it ended with code 1", [](TargetResult& target) { target.twins[0].code = 1; });
 }
 
+/// Losses that are still equal do not show it.
+TEST(Verify, GradientsThatAreWrongInEveryArmAreNamed) {
+  const auto enlarged = [](size_t step, double factor) {
+    return [=](TargetResult& target) {
+      for (Sample& sample : target.samples) sample.grad_norms[step] *= factor;
+    };
+  };
+  expect_blocked("the gradient norm of step 2 is", enlarged(1, 1.005));
+  expect_blocked("the gradient norm of step 6 is", enlarged(5, 1.00011));
+  EXPECT_EQ(reason_after(enlarged(5, 1.00009)), "");
+  EXPECT_EQ(reason_after(enlarged(6, 1.005)), "") << "small differences have grown";
+  EXPECT_EQ(reason_after([](TargetResult& target) { target.twins[0].grad_norms.clear(); }), "")
+      << "an older record has none";
+}
+
 TEST(Verify, AnOptimizerThatDoesNotStepIsNamed) {
   expect_blocked("one rank that shards nothing", [](TargetResult& target) {
     for (Sample& sample : target.samples) sample.losses.assign(8, 5.0);

@@ -52,6 +52,8 @@ void take_steps(const report::RunRecord& run, Sample& sample) {
       sample.error = fmt::format("the loss of step {:.0f} is {}", losses.x[i], losses.y[i]);
   }
   if (sample.error.empty()) sample.losses = losses.y;
+  const report::Curve& norms = run.metrics.curve("grad_norm");
+  if (norms.x == losses.x) sample.grad_norms = norms.y;
   sample.workload[kTokensKey] = tokens_a_step(run.metrics.curve("tokens"));
   sample.communication_ms = median_or_none(run.metrics.curve("communication_ms"));
   sample.exposed_ms = median_or_none(run.metrics.curve("exposed_ms"));
@@ -126,6 +128,7 @@ void to_json(nlohmann::json& json, const Sample& sample) {
           {"workload", sample.workload},
           {"losses", sample.losses},
           {"step_ms", sample.step_ms},
+          {"grad_norms", sample.grad_norms},
           {"weights_digest", sample.weights_digest},
           {"why_bits_vary", sample.why_bits_vary},
           {"wall_s", sample.wall_s},
@@ -147,6 +150,7 @@ void from_json(const nlohmann::json& json, Sample& sample) {
   json.at("workload").get_to(sample.workload);
   json.at("losses").get_to(sample.losses);
   json.at("step_ms").get_to(sample.step_ms);
+  if (json.contains("grad_norms")) json["grad_norms"].get_to(sample.grad_norms);  // older records have none
   json.at("weights_digest").get_to(sample.weights_digest);
   json.at("why_bits_vary").get_to(sample.why_bits_vary);
   json.at("wall_s").get_to(sample.wall_s);

@@ -29,6 +29,7 @@ struct Sample {
   /// steps and tokens.
   std::map<std::string, std::string> workload;
   std::vector<double> losses, step_ms;  ///< of all steps, warm-up included; losses are finite
+  std::vector<double> grad_norms;  ///< of all steps, before they are clipped; empty: not every step has one
   std::string weights_digest, why_bits_vary;
   double wall_s = 0.0;  ///< of training, by the run's own clock
   int64_t peak_bytes = 0, state_bytes = 0, sent_bytes = 0;

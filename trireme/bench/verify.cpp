@@ -70,18 +70,37 @@ std::string wrong_workload(const Evidence& evidence, const Sample& sample) {
   return ours.size() == theirs.size() ? "" : "it has keys that the reference does not have";
 }
 
-/// The first step whose losses differ by more than `bound`, in words; empty: none does.
-std::string wrong_losses(const std::vector<double>& ours, const std::vector<double>& theirs, double bound) {
+/// The first step of which a number, `what`, differs by more than `bound`, in words; empty: none does.
+std::string wrong_numbers(const char* what, const std::vector<double>& ours,
+                          const std::vector<double>& theirs, double bound) {
   const size_t count = std::min(ours.size(), theirs.size());
   for (size_t i = 0; i < count; ++i) {
     const double difference = std::abs(ours[i] - theirs[i]);
     if (difference <= bound * std::abs(theirs[i])) continue;
     return fmt::format(
-        "the loss of step {} is {:.6f}, and {:.6f} of the other, a difference of {:.2g} where "
+        "the {} of step {} is {:.6f}, and {:.6f} of the other, a difference of {:.2g} where "
         "{:.2g} is allowed",
-        i + 1, ours[i], theirs[i], difference / std::abs(theirs[i]), bound);
+        what, i + 1, ours[i], theirs[i], difference / std::abs(theirs[i]), bound);
   }
   return "";
+}
+
+std::string wrong_losses(const std::vector<double>& ours, const std::vector<double>& theirs, double bound) {
+  return wrong_numbers("loss", ours, theirs, bound);
+}
+
+/// Rounding moves the norm of a gradient more than it moves a loss.
+double norm_bound(const std::string& compute) {
+  return 10.0 * loss_bound(compute);
+}
+
+/// Gradients that are wrong in every arm move the losses little and late, and the norm at once. The first
+/// steps tell, before small differences have grown.
+std::string wrong_gradients(const Sample& ours, const Sample& theirs) {
+  constexpr size_t kFirst = 6;
+  std::vector<double> first = ours.grad_norms;
+  first.resize(std::min(first.size(), kFirst));
+  return wrong_numbers("gradient norm", first, theirs.grad_norms, norm_bound(ours.compute));
 }
 
 /// Bits of equal runs vary, so those of runs with train.deterministic=true tell; without these, or where
@@ -179,12 +198,13 @@ Check check_twin(const Evidence& evidence) {
   if (problem.empty() && twin.losses.empty()) problem = "it recorded no loss";
   if (problem.empty() && twin.workload != ours.workload) problem = "it trained another workload";
   if (problem.empty()) problem = wrong_losses(ours.losses, twin.losses, loss_bound(ours.compute));
-  return {.what = what,
-          .holds = problem.empty(),
-          .detail = problem.empty() ? fmt::format("its first {} losses are within {:g} of the reference's",
-                                                  std::min(twin.losses.size(), ours.losses.size()),
-                                                  loss_bound(ours.compute))
-                                    : problem};
+  if (problem.empty()) problem = wrong_gradients(ours, twin);
+  if (!problem.empty()) return {.what = what, .holds = false, .detail = problem};
+  std::string same = fmt::format("its first {} losses are within {:g} of the reference's",
+                                 std::min(twin.losses.size(), ours.losses.size()), loss_bound(ours.compute));
+  if (!twin.grad_norms.empty() && !ours.grad_norms.empty())
+    same += fmt::format(", the first norms of gradients within {:g}", norm_bound(ours.compute));
+  return {.what = what, .holds = true, .detail = same};
 }
 
 /// Where bits of equal runs vary, other runs or losses show that weights are the same.
