@@ -79,6 +79,21 @@ TEST_F(Lies, ARankThatTrainsSomethingElseEndsTheRun) {
                 "ended with code 2");
 }
 
+#ifdef TRIREME_WRONG_GRADIENT
+/// The sum over ranks is wrong, so that all ranks agree on wrong weights.
+constexpr const char* kWrongOnRank1 = "[ \"$RANK\" = 0 ] || export LD_PRELOAD='" TRIREME_WRONG_GRADIENT "'";
+
+TEST_F(Lies, AWrongGradientOnOneRankIsFound) {
+  for (const char* arm : {"zero1", "ddp"})
+    expect_caught(measure(arm, kWrongOnRank1), "its weights have the digest");
+}
+
+/// No arm tells then, but one rank alone does, which has no other rank's gradients.
+TEST_F(Lies, AWrongGradientOnOneRankOfEveryArmIsFound) {
+  expect_caught(measure("", kWrongOnRank1), "one rank that shards nothing trains the same");
+}
+#endif
+
 TEST_F(Lies, AnotherBatchIsFound) {
   expect_caught(
       measure("zero1",
