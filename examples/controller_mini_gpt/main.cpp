@@ -15,6 +15,7 @@
 
 #include "model.h"
 #include "trireme/base/error.h"
+#include "trireme/gt/capture.h"
 #include "trireme/gt/save.h"
 #include "trireme/gt/schedule.h"
 #include "trireme/gt/workers.h"
@@ -23,11 +24,11 @@ namespace {
 
 struct Flags {
   std::map<std::string, std::string> values = {
-      {"--config", ""},     {"--workers", "8"},        {"--port", ""},         {"--batch-size", "32"},
-      {"--seq-len", "128"}, {"--micro-batches", "8"},  {"--steps", "10"},      {"--schedule", "1f1b"},
-      {"--stages", "4"},    {"--num-layers", "8"},     {"--width", "1024"},    {"--heads", "16"},
-      {"--hidden", "4096"}, {"--vocabulary", "50257"}, {"--lr", "0.0003"},     {"--precision", "fp32"},
-      {"--checkpoint", ""}, {"--save-every", "100"},   {"--max-restarts", "0"}};
+      {"--config", ""},     {"--workers", "8"},        {"--port", ""},          {"--batch-size", "32"},
+      {"--seq-len", "128"}, {"--micro-batches", "8"},  {"--steps", "10"},       {"--schedule", "1f1b"},
+      {"--stages", "4"},    {"--num-layers", "8"},     {"--width", "1024"},     {"--heads", "16"},
+      {"--hidden", "4096"}, {"--vocabulary", "50257"}, {"--lr", "0.0003"},      {"--precision", "fp32"},
+      {"--checkpoint", ""}, {"--save-every", "100"},   {"--max-restarts", "0"}, {"--capture", "1"}};
 
   int64_t number(const std::string& name, int64_t least = 1) const {
     char* end = nullptr;
@@ -84,18 +85,24 @@ void train(const Flags& flags) {
   gt::AdamW optimizer(parameters, std::strtod(flags.values.at("--lr").c_str(), nullptr));
   const std::string& checkpoint = flags.values.at("--checkpoint");
   const int64_t steps = flags.number("--steps"), save_every = flags.number("--save-every");
+  const bool captured = flags.number("--capture", 0) > 0;
+  gt::Capture capture;
   const bool goes_on = !checkpoint.empty() && std::filesystem::exists(checkpoint);
   for (int64_t step = goes_on ? gt::load_training(checkpoint, model.parameters(), optimizer) : 0;
        step < steps; ++step) {
     const auto begin = std::chrono::steady_clock::now();
-    const std::vector<gt::Tensor> losses =
-        gt::schedule(flags.values.at("--schedule"), micro_batches, [&](int64_t micro_batch) {
-          const auto text = some_words(words + 1, step * micro_batches + micro_batch, config.vocabulary);
-          return model.loss({text.begin(), text.end() - 1}, {text.begin() + 1, text.end()}, sequences);
-        });
-    const gt::Tensor norm = gt::clip_grad_norm(parameters, 1.0);
-    optimizer.step();
-    optimizer.zero_grad();
+    std::vector<gt::Tensor> losses;
+    gt::Tensor norm;
+    const auto make = [&] {
+      losses = gt::schedule(flags.values.at("--schedule"), micro_batches, [&](int64_t micro_batch) {
+        const auto text = some_words(words + 1, step * micro_batches + micro_batch, config.vocabulary);
+        return model.loss({text.begin(), text.end() - 1}, {text.begin() + 1, text.end()}, sequences);
+      });
+      norm = gt::clip_grad_norm(parameters, 1.0);
+      optimizer.step();
+      optimizer.zero_grad();
+    };
+    captured ? capture(make) : make();
     double loss = 0;
     for (const gt::Tensor& one : losses) loss += one.item() / static_cast<double>(micro_batches);
     const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;

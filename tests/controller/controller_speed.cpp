@@ -15,8 +15,11 @@
 #include <thread>
 #include <vector>
 
+#include "tests/controller/small_mini_gpt.h"
 #include "tests/support/spawn.h"
 #include "trireme/controller/worker_ranks.h"
+#include "trireme/gt/capture.h"
+#include "trireme/gt/schedule.h"
 #include "trireme/gt/signal.h"
 #include "trireme/gt/workers.h"
 
@@ -119,6 +122,49 @@ std::string signals_for(int64_t workers) {
   return path;
 }
 
+/// Milliseconds of a training step of the tests' mini-GPT on tensor parallelism of two in a pipeline, and of
+/// the client's own work for it, as it is and captured.
+void time_steps(int64_t workers) {
+  constexpr int64_t kRounds = 12, kUncounted = 5;
+  mini_gpt::Config config = with_stages(workers / 2);
+  const std::string signals = signals_file(config, 2, workers);
+  const gt::Workers behind = gt::gpu_workers(workers, {.signals = signals, .device = "cpu"});
+  const mini_gpt::MiniGpt model(config);
+  std::vector<gt::Tensor> parameters;
+  for (const auto& [name, tensor] : model.parameters()) parameters.push_back(tensor);
+  gt::AdamW optimizer(parameters, 1e-2);
+  gt::Capture capture;
+  std::vector<gt::Tensor> losses;
+  const auto step = [&] {
+    losses = gt::schedule("1f1b", kMicroBatches, [&](int64_t micro_batch) {
+      return model.loss(words_of(0, micro_batch, 0), words_of(0, micro_batch, 1), kBatch);
+    });
+    static_cast<void>(gt::clip_grad_norm(parameters, 0.5));
+    optimizer.step();
+    optimizer.zero_grad();
+  };
+  std::string times;
+  for (const bool captured : {false, true}) {
+    std::vector<double> wall, client;
+    for (int64_t i = 0; i < kRounds + kUncounted; ++i) {
+      const double begin = now_s(), mine = thread_s();
+      captured ? capture(step) : step();
+      client.push_back(thread_s() - mine);
+      static_cast<void>(losses.back().item());
+      wall.push_back(now_s() - begin);
+    }
+    wall.erase(wall.begin(), wall.begin() + kUncounted);
+    client.erase(client.begin(), client.begin() + kUncounted);
+    times += fmt::format(R"(,"{0}_ms":{1},"{0}_client_ms":{2})", captured ? "captured" : "eager",
+                         1e3 * median(wall), 1e3 * median(client));
+  }
+  std::cout << fmt::format(
+                   R"({{"what":"step","workers":{},"instructions":{},"arguments":{},"replays":{}{}}})",
+                   workers, capture.instructions(), capture.arguments(), capture.replays(), times)
+            << std::endl;
+  std::filesystem::remove(signals);
+}
+
 void measure(int64_t workers) {
   const std::string signals = signals_for(workers);
   std::vector<double> eager, spmd;
@@ -147,6 +193,7 @@ void measure(int64_t workers) {
               << std::endl;
   }
   std::filesystem::remove(signals);
+  if (workers % 4 == 0) time_steps(workers);
 }
 
 }  // namespace

@@ -51,6 +51,7 @@ function(drive_workers)
   run(${CMAKE_COMMAND} -E env "TRIREME_COMMAND=${moved}/bin/trireme" TRIREME_BACKEND=cpu
       "${WORK}/controller_mini_gpt/controller_mini_gpt" ${small} --steps 4 --checkpoint "${WORK}/mini_gpt.safetensors")
   run(${CMAKE_COMMAND} -E env "PATH=${moved}/bin:$ENV{PATH}" GT_BACKEND=numpy "${WORK}/controller_mini_gpt/signal_demo")
+  run(${CMAKE_COMMAND} -E env "PATH=${moved}/bin:$ENV{PATH}" GT_BACKEND=numpy "${WORK}/controller_mini_gpt/compile_demo")
 endfunction()
 
 # A torch that cannot be found must not trouble a user of the planner.
