@@ -8,8 +8,8 @@ from dataclasses import replace
 from programs import EXIT_FAILED, BenchError, Side, run_program, say, with_options
 
 WARMUP = 10  # steps that `trireme train --profile` lets pass, when there are as many
-LINE = re.compile(r"profile (?:([\d.]+) ms a step, ([\d.]+) ms idle(.*)|only CPU operators[^;]*)"
-                  r"; open ")
+LINE = re.compile(r"profile (?:(?:of CPU operators, )?([\d.]+) ms a step, ([\d.]+) ms idle(.*)"
+                  r"|without kernels[^;]*); open ")
 GROUP = re.compile(r"; ([^;]+) ([\d.]+) ms \((\d+)\)")
 
 
@@ -33,7 +33,7 @@ def profile(ours: Side, steps: int, timeout: float) -> dict:
     result = {"steps": steps, "command": side.printable()}
     result |= parse_profile(run_program(side, timeout).log)
     if not result["groups"]:
-        say("  profile: no GPU kernels")
+        say("  profile: no kernels")
         return result
     groups = ", ".join(f"{name} {group['ms']:.2f}" for name, group in result["groups"].items())
     say(f"  profile: {result['step_ms']:.2f} ms a step, {result['idle_ms']:.2f} idle; {groups}")

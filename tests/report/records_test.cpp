@@ -152,6 +152,22 @@ TEST(SummaryJson, SaysWhyARunEndedEarly) {
             (Json{{"step", 40}, {"best_step", 20}, {"best_val_loss", 2.5}, {"validations", 2}}));
 }
 
+TEST(SummaryJson, HasWhatATraceSumsUp) {
+  RunSummary summary;
+  EXPECT_FALSE(Json::parse(to_json_line(summary)).contains("profile"));
+  summary.profile = {.of_gpu = false,
+                     .steps = 4,
+                     .groups = {{.name = "GEMM", .ms = 1.5, .calls = 7}},
+                     .step_ms = 3.0,
+                     .idle_ms = 0.5};
+  EXPECT_EQ(Json::parse(to_json_line(summary))["profile"],
+            (Json{{"of", "CPU operators"},
+                  {"steps", 4},
+                  {"step_ms", 3.0},
+                  {"idle_ms", 0.5},
+                  {"groups", Json::array({{{"name", "GEMM"}, {"ms", 1.5}, {"calls", 7}}})}}));
+}
+
 TEST(SummaryJson, StaysOneLineOfUtf8WhateverTheSampleHolds) {
   RunSummary summary;
   summary.sample = "two\nlines \"quoted\" and half a letter \xc3";

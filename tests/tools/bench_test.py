@@ -238,8 +238,12 @@ class Profile(unittest.TestCase):
             "groups": {"GEMM": {"ms": 168.32, "calls": 204},
                        "some thing": {"ms": 2.06, "calls": 36}}})
 
-    def test_without_a_gpu_there_are_no_groups(self):
-        found = kernel_times.parse_profile("profile only CPU operators: there are no GPU kernels to sum up; open a b/trace.json in chrome://tracing or Perfetto\n")
+    def test_reads_operators_where_there_is_no_gpu(self):
+        found = kernel_times.parse_profile("profile of CPU operators, 70.10 ms a step, 3.00 ms idle; GEMM 40.00 ms (35); open a b/trace.json in chrome://tracing or Perfetto\n")
+        self.assertEqual(found, {"step_ms": 70.1, "idle_ms": 3.0, "groups": {"GEMM": {"ms": 40.0, "calls": 35}}})
+
+    def test_without_kernels_there_are_no_groups(self):
+        found = kernel_times.parse_profile("profile without kernels: CUPTI has recorded none; open a b/trace.json in chrome://tracing or Perfetto\n")
         self.assertEqual(found, {"step_ms": None, "idle_ms": None, "groups": {}})
 
     def test_no_line_is_an_error(self):

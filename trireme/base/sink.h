@@ -90,6 +90,23 @@ struct EarlyEnd {
   std::string reason = {};                ///< of a callback; empty: train.early_stop ended the run
 };
 
+/// The time of one kind of kernel or operator.
+struct KernelGroup {
+  std::string name;   ///< GEMM, attention, norm, ...
+  double ms = 0.0;    ///< sum over its calls, a step
+  int64_t calls = 0;  ///< a step
+};
+
+/// Where the time of rank 0 went in the steps that train.profile_steps traced: kernels of its GPU, which may
+/// run at once in several streams, or without a GPU operators of the CPU.
+struct KernelProfile {
+  bool of_gpu = false;
+  int64_t steps = 0;                ///< that were traced
+  std::vector<KernelGroup> groups;  ///< longest first; empty: nothing was recorded
+  double step_ms = 0.0;             ///< from the first kernel or operator to the last, a step
+  double idle_ms = 0.0;             ///< of it, while none ran
+};
+
 /// The whole run, written once at its end.
 struct RunSummary {
   int64_t steps = 0;
@@ -118,8 +135,9 @@ struct RunSummary {
   int64_t checkpoints = 0;        ///< written
   int64_t checkpoints_late = 0;   ///< skipped, since the one before was still being written
   int64_t checkpoints_failed = 0;
-  int stop_signal = 0;                     ///< the signal that ended the run early; 0: none
-  std::optional<EarlyEnd> early_end = {};  ///< none: the run has made all its steps, or a signal ended it
+  int stop_signal = 0;                        ///< the signal that ended the run early; 0: none
+  std::optional<KernelProfile> profile = {};  ///< none: no step was traced
+  std::optional<EarlyEnd> early_end = {};     ///< none: the run has made all its steps, or a signal ended it
 };
 
 /// Receives records on rank 0, from the training thread. Implementations throw EnvironmentError when a disk

@@ -156,13 +156,15 @@ comm::PeerOptions peer_options(const plan::CommConfig& config) {
 }
 
 /// A full disk costs the picture, not the run.
-void show_pipeline(const plan::PipelineReport& report, const report::RunDirectory& run) {
+void show_pipeline(const plan::PipelineReport& report, const report::RunDirectory& run, bool announce) {
   const std::string folder = run.file("traces");
-  log_info("profile of one pipeline step:\n{}", report::to_text(report, terminal_columns(STDERR_FILENO)));
+  if (announce)
+    log_info("profile of one pipeline step:\n{}", report::to_text(report, terminal_columns(STDERR_FILENO)));
   try {
     report::write_pictures(report, folder, "pipeline");
-    log_info("profile in {0}/pipeline.svg; open {0}/pipeline.trace.json in Perfetto",
-             report::as_typed(folder));
+    if (announce)
+      log_info("profile in {0}/pipeline.svg; open {0}/pipeline.trace.json in Perfetto",
+               report::as_typed(folder));
   } catch (const EnvironmentError& error) {
     log_warning("the picture of the pipeline was not written: {}", error.what());
   }
@@ -236,7 +238,9 @@ void RankRun::open_records(const Environment& environment, const LinesOut& lines
   options_.checkpoint_dir = directory_->file("checkpoints");
   options_.resume_from = request_.resume_from;
   options_.trace_path = directory_->file("traces/rank-0.json");
-  options_.show_pipeline = [this](const plan::PipelineReport& report) { show_pipeline(report, *directory_); };
+  options_.show_pipeline = [this](const plan::PipelineReport& report) {
+    show_pipeline(report, *directory_, options_.announce);
+  };
   options_.show_guesses = [this](const Classification& guesses) {
     show_guesses(guesses, *directory_, options_.announce);
   };

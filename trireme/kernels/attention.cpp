@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "trireme/base/round_up.h"
+#include "trireme/kernels/range.h"
 #include "trireme/kernels/scalar_math.h"
 #include "trireme/kernels/vectors.h"
 
@@ -412,6 +413,7 @@ Stretches stretches_of(const int32_t* starts, const AttentionPartSizes& sizes) {
 
 void run_forward(const HeadRows<float>& out, float* log_sums, const AttentionPartInput& input,
                  const AttentionPartSizes& sizes, const Stretches& stretches) {
+  const OperatorRange traced("trireme::attention_forward");
   at::parallel_for(0, sizes.batch * sizes.heads, 1, [&](int64_t begin, int64_t end) {
     ForwardOfHead forward(sizes);
     for (int64_t index = begin; index < end; ++index) {
@@ -424,6 +426,7 @@ void run_forward(const HeadRows<float>& out, float* log_sums, const AttentionPar
 void run_backward(const AttentionPartGradient& gradient, const HeadRows<const float>& d_out,
                   const AttentionPartInput& input, const QueryNumbers& numbers,
                   const AttentionPartSizes& sizes, const Stretches& stretches) {
+  const OperatorRange traced("trireme::attention_backward");
   at::parallel_for(0, sizes.batch * sizes.kv_heads, 1, [&](int64_t begin, int64_t end) {
     BackwardOfGroup backward(sizes);
     for (int64_t index = begin; index < end; ++index) {

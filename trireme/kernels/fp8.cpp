@@ -9,6 +9,7 @@
 #include "trireme/kernels/cublas_matmul.h"
 #include "trireme/kernels/cuda_kernels.h"
 #include "trireme/kernels/device.h"
+#include "trireme/kernels/range.h"
 #include "trireme/kernels/tensor_ops.h"
 
 namespace trireme::kernels {
@@ -204,6 +205,7 @@ bool has_blocks(const Fp8Matrix& matrix) {
 }  // namespace
 
 at::Tensor fp8_amax(const at::Tensor& x, Fp8Scaling scaling) {
+  const OperatorRange traced("trireme::fp8_amax");
   check_input(x, scaling);
   if (scaling == Fp8Scaling::kBlock) return {};
   const bool by_row = scaling == Fp8Scaling::kRow;
@@ -242,6 +244,7 @@ at::Tensor Fp8Source::computed() const {
 
 Fp8Copies fp8_cast(const Fp8Source& source, const at::Tensor& amax, const Fp8Cast& cast, Fp8Copy wanted,
                    const at::Tensor& seen) {
+  const OperatorRange traced("trireme::fp8_cast");
   check_source(source, cast, seen);
   const bool plain = wanted != Fp8Copy::kTransposed, transposed = wanted != Fp8Copy::kPlain;
   const int64_t rows = source.rows(), columns = source.columns();
@@ -339,6 +342,7 @@ at::Tensor dequantized(const Fp8Matrix& matrix) {
 
 void fp8_matmul(at::Tensor& out, const Fp8Matrix& a, const Fp8Matrix& b, bool fast, const at::Tensor& bias,
                 const at::Tensor& addend) {
+  const OperatorRange traced("trireme::fp8_matmul");
   check_product(out, a, b, bias, addend);
   if (out.is_cuda()) {
     const int64_t k = a.values.size(1);

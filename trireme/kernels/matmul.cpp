@@ -11,6 +11,7 @@
 #include "trireme/base/error.h"
 #include "trireme/kernels/cpu_matmul.h"
 #include "trireme/kernels/cublas_matmul.h"
+#include "trireme/kernels/range.h"
 
 namespace trireme::kernels {
 namespace {
@@ -118,6 +119,7 @@ void matmul_into_fp32(at::Tensor& out, const at::Tensor& a, const at::Tensor& b,
 
 void matmul(at::Tensor& out, const at::Tensor& a, const at::Tensor& b, const at::Tensor& bias,
             const at::Tensor& addend) {
+  const OperatorRange traced("trireme::matmul");
   check(out, a, b, bias, addend);
   if (const auto call = as_call(out, a, b, bias, addend)) return cuda::matmul(*call);
   if (multiplied(out, a, b, bias, addend)) return;

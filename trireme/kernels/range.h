@@ -1,5 +1,5 @@
 #pragma once
-// Names for stretches of host work: Nsight shows them (NVTX), and so do the traces of `--profile`.
+// Names for stretches of host work: Nsight shows those of ranges (NVTX), and the traces of `--profile` all.
 #include <ATen/record_function.h>
 
 #include <string>
@@ -20,6 +20,21 @@ class TraceRange {
   ~TraceRange() { pop_range(); }
   TraceRange(const TraceRange&) = delete;
   TraceRange& operator=(const TraceRange&) = delete;
+
+ private:
+  at::RecordFunction record_;
+};
+
+/// An operator of ours in a trace, as those of torch are, from construction to destruction: without a GPU its
+/// name says what the time went into (train/profile.h).
+class OperatorRange {
+ public:
+  /// `name`: a literal, "trireme::matmul".
+  explicit OperatorRange(const char* name) : record_(at::RecordScope::FUNCTION) {
+    if (record_.isActive()) record_.before(name);
+  }
+  OperatorRange(const OperatorRange&) = delete;
+  OperatorRange& operator=(const OperatorRange&) = delete;
 
  private:
   at::RecordFunction record_;

@@ -13,6 +13,7 @@
 #include "trireme/kernels/group_norm.h"
 #include "trireme/kernels/norm.h"
 #include "trireme/kernels/normal.h"
+#include "trireme/kernels/range.h"
 #include "trireme/kernels/rope.h"
 
 namespace trireme::kernels {
@@ -131,6 +132,7 @@ const at::Tensor& summed(at::Tensor& sum, const at::Tensor& x, const at::Tensor&
 
 void rms_norm_forward(at::Tensor& y, at::Tensor& sum, at::Tensor& rstd, const at::Tensor& x,
                       const at::Tensor& delta, const at::Tensor& weight, double eps, const at::Tensor& amax) {
+  const OperatorRange traced("trireme::rms_norm_forward");
   const Rows rows(x);
   if (x.is_cuda()) {
     return launched(
@@ -150,6 +152,7 @@ void rms_norm_forward(at::Tensor& y, at::Tensor& sum, at::Tensor& rstd, const at
 void rms_norm_backward(at::Tensor& dx, at::Tensor& d_weight, const at::Tensor& dy, const at::Tensor& d_sum,
                        const at::Tensor& x, const at::Tensor& weight, const at::Tensor& rstd,
                        const at::Tensor& amax) {
+  const OperatorRange traced("trireme::rms_norm_backward");
   const Rows rows(x);
   if (x.is_cuda()) {
     at::Tensor partial = scratch(x, cuda::norm_scratch(rows.width, 1));
@@ -171,6 +174,7 @@ void rms_norm_backward(at::Tensor& dx, at::Tensor& d_weight, const at::Tensor& d
 void layer_norm_forward(at::Tensor& y, at::Tensor& sum, at::Tensor& statistics, const at::Tensor& x,
                         const at::Tensor& delta, const at::Tensor& weight, const at::Tensor& bias, double eps,
                         const at::Tensor& amax) {
+  const OperatorRange traced("trireme::layer_norm_forward");
   const Rows rows(x);
   float* const mean = floats(statistics);
   if (x.is_cuda()) {
@@ -192,6 +196,7 @@ void layer_norm_forward(at::Tensor& y, at::Tensor& sum, at::Tensor& statistics, 
 void layer_norm_backward(at::Tensor& dx, at::Tensor& d_weight, at::Tensor& d_bias, const at::Tensor& dy,
                          const at::Tensor& d_sum, const at::Tensor& x, const at::Tensor& weight,
                          const at::Tensor& statistics, const at::Tensor& amax, const at::Tensor& dx_sums) {
+  const OperatorRange traced("trireme::layer_norm_backward");
   const Rows rows(x);
   const float* const mean = floats(statistics);
   if (x.is_cuda()) {
@@ -222,6 +227,7 @@ bool can_batch_norm(const at::Tensor& x) {
 
 void batch_norm_forward(at::Tensor& y, at::Tensor& statistics, const at::Tensor& x, const at::Tensor& weight,
                         const at::Tensor& bias, const BatchNormCall& call) {
+  const OperatorRange traced("trireme::batch_norm_forward");
   const int64_t channels = x.size(1), rows = x.numel() / channels;
   at::Tensor mean = call.running_mean, variance = call.running_var;
   float* const running_mean = mean.defined() ? floats(mean) : nullptr;
@@ -272,6 +278,7 @@ void batch_norm_backward(at::Tensor& dx, at::Tensor& d_residual, const GradientO
                          const GradientOut& d_bias, const at::Tensor& dy, const at::Tensor& x,
                          const at::Tensor& y, const at::Tensor& weight, const at::Tensor& statistics,
                          bool relu) {
+  const OperatorRange traced("trireme::batch_norm_backward");
   const int64_t channels = x.size(1), rows = x.numel() / channels;
   at::Tensor to_weight = d_weight.tensor, to_bias = d_bias.tensor;
   if (x.is_cuda()) {
@@ -318,6 +325,7 @@ bool can_group_norm(const at::Tensor& x) {
 
 void group_norm_forward(at::Tensor& y, at::Tensor& statistics, const at::Tensor& x, const at::Tensor& weight,
                         const at::Tensor& bias, const GroupNormCall& call) {
+  const OperatorRange traced("trireme::group_norm_forward");
   on_cpu(x, [&](auto scalar) {
     using Scalar = decltype(scalar);
     group_norm_forward<Scalar>(
@@ -336,6 +344,7 @@ void group_norm_forward(at::Tensor& y, at::Tensor& statistics, const at::Tensor&
 void group_norm_backward(at::Tensor& dx, at::Tensor& d_residual, at::Tensor& d_weight, at::Tensor& d_bias,
                          const at::Tensor& dy, const at::Tensor& x, const at::Tensor& y,
                          const at::Tensor& weight, const at::Tensor& statistics) {
+  const OperatorRange traced("trireme::group_norm_backward");
   on_cpu(x, [&](auto scalar) {
     using Scalar = decltype(scalar);
     group_norm_backward<Scalar>({.shape = {x.size(0), x.size(2) * x.size(3), x.size(1), statistics.size(2)},
@@ -376,6 +385,7 @@ bool can_max_pool(const at::Tensor& x) {
 }
 
 void max_pool_forward(at::Tensor& y, at::Tensor& taken, const at::Tensor& x, const PoolWindow& window) {
+  const OperatorRange traced("trireme::max_pool_forward");
   launched(cuda::max_pool_forward(max_pool_of(x, y, window), mutable_data(y),
                                   taken.mutable_data_ptr<uint8_t>(), data(x), dtype_of(x), current_stream()),
            "max_pool");
@@ -383,12 +393,14 @@ void max_pool_forward(at::Tensor& y, at::Tensor& taken, const at::Tensor& x, con
 
 void max_pool_backward(at::Tensor& dx, const at::Tensor& dy, const at::Tensor& taken,
                        const PoolWindow& window) {
+  const OperatorRange traced("trireme::max_pool_backward");
   launched(cuda::max_pool_backward(max_pool_of(dx, dy, window), mutable_data(dx), data(dy),
                                    taken.const_data_ptr<uint8_t>(), dtype_of(dx), current_stream()),
            "max_pool_backward");
 }
 
 void add_column_sums(at::Tensor& total, const at::Tensor& x) {
+  const OperatorRange traced("trireme::add_column_sums");
   if (!x.is_cuda()) {
     total.add_(x.sum(0));
     return;
@@ -402,6 +414,7 @@ void add_column_sums(at::Tensor& total, const at::Tensor& x) {
 }
 
 void swiglu_forward(at::Tensor& y, const at::Tensor& gate_up, const at::Tensor& amax) {
+  const OperatorRange traced("trireme::swiglu_forward");
   const Rows rows(y);
   if (y.is_cuda()) {
     return launched(cuda::swiglu_forward(mutable_data(y), data(gate_up), rows.count, rows.width, dtype_of(y),
@@ -416,6 +429,7 @@ void swiglu_forward(at::Tensor& y, const at::Tensor& gate_up, const at::Tensor& 
 
 void swiglu_backward(at::Tensor& d_gate_up, const at::Tensor& dy, const at::Tensor& gate_up,
                      const at::Tensor& amax, at::Tensor y) {
+  const OperatorRange traced("trireme::swiglu_backward");
   const Rows rows(dy);
   if (dy.is_cuda()) {
     return launched(
@@ -432,6 +446,7 @@ void swiglu_backward(at::Tensor& d_gate_up, const at::Tensor& dy, const at::Tens
 }
 
 void gelu_forward(at::Tensor& y, const at::Tensor& x, const at::Tensor& amax) {
+  const OperatorRange traced("trireme::gelu_forward");
   if (x.is_cuda()) {
     return launched(
         cuda::gelu_forward(mutable_data(y), data(x), x.numel(), dtype_of(x), current_stream(), found(amax)),
@@ -445,6 +460,7 @@ void gelu_forward(at::Tensor& y, const at::Tensor& x, const at::Tensor& amax) {
 
 void gelu_backward(at::Tensor& dx, const at::Tensor& dy, const at::Tensor& x, const at::Tensor& amax,
                    at::Tensor y, const at::Tensor& dx_sums) {
+  const OperatorRange traced("trireme::gelu_backward");
   if (x.is_cuda() && dx_sums.defined()) {
     const Rows rows(x);
     at::Tensor partial = scratch(x, cuda::column_scratch(rows.width));
@@ -495,6 +511,7 @@ void scale_columns_backward(at::Tensor& dx, at::Tensor& d_factors, const at::Ten
 
 void rope_inplace(at::Tensor& packed, const at::Tensor& cosine, const at::Tensor& sine, int64_t heads,
                   int64_t head_dim, float direction) {
+  const OperatorRange traced("trireme::rope_inplace");
   const int64_t rows = packed.size(0) * packed.size(1), stride = packed.size(2);
   const int64_t seq_len = cosine.dim() == 3 ? rows : packed.size(1);
   if (packed.is_cuda()) {
@@ -512,6 +529,7 @@ void rope_inplace(at::Tensor& packed, const at::Tensor& cosine, const at::Tensor
 
 void pack_head_gradients(at::Tensor& packed, const at::Tensor& query, const at::Tensor& key,
                          const at::Tensor& value, const at::Tensor& cosine, const at::Tensor& sine) {
+  const OperatorRange traced("trireme::pack_head_gradients");
   const auto heads_of = [](const at::Tensor& heads) {
     TRIREME_CHECK(heads.stride(3) == 1,
                   "[kernels.pack_head_gradients] head_dim has stride {}, but it must be 1", heads.stride(3));
@@ -525,6 +543,7 @@ void pack_head_gradients(at::Tensor& packed, const at::Tensor& query, const at::
 
 void cross_entropy(at::Tensor& loss, at::Tensor& logits, const at::Tensor& targets, double scale,
                    bool want_gradient) {
+  const OperatorRange traced("trireme::cross_entropy");
   const Rows rows(logits);
   const auto* const wanted = targets.const_data_ptr<int64_t>();
   if (logits.is_cuda()) {
@@ -544,6 +563,7 @@ void cross_entropy(at::Tensor& loss, at::Tensor& logits, const at::Tensor& targe
 
 void vocabulary_part(at::Tensor& powers, at::Tensor& stats, const at::Tensor& logits,
                      const at::Tensor& targets, int64_t first) {
+  const OperatorRange traced("trireme::vocabulary_part");
   float* const top = floats(stats);
   const int64_t apart = stats.stride(0);
   launched(cuda::vocabulary_part(mutable_data(powers), top, top + apart, top + 2 * apart, data(logits),
@@ -554,6 +574,7 @@ void vocabulary_part(at::Tensor& powers, at::Tensor& stats, const at::Tensor& lo
 
 void vocabulary_part_gradient(at::Tensor& gradients, const at::Tensor& logits, const at::Tensor& targets,
                               int64_t first, const at::Tensor& totals) {
+  const OperatorRange traced("trireme::vocabulary_part_gradient");
   const float* const top = floats(totals);
   const int64_t apart = totals.stride(0);
   launched(
@@ -577,6 +598,7 @@ bool join_vocabulary(at::Tensor& gradient, const std::vector<at::Tensor>& messag
 }
 
 void scale(at::Tensor& y, const at::Tensor& x, const at::Tensor& factor) {
+  const OperatorRange traced("trireme::scale");
   if (!x.is_cuda()) {
     if (!y.is_same(x)) y.copy_(x);
     y.mul_(factor.item<double>());  // a tensor would be rounded to the dtype of y first
@@ -609,6 +631,7 @@ void fill_kept(at::Tensor& out, uint64_t key, const Counters& at, double p) {
 }
 
 void embedding_backward(at::Tensor& d_weight, const at::Tensor& dy, const at::Tensor& tokens) {
+  const OperatorRange traced("trireme::embedding_backward");
   const auto [sorted, order] = tokens.reshape({-1}).sort(/*stable=*/true, /*dim=*/0, /*descending=*/false);
   const int64_t count = tokens.numel(), width = d_weight.size(1);
   at::Tensor partial = scratch(d_weight, cuda::embedding_scratch(count, width));
@@ -620,6 +643,7 @@ void embedding_backward(at::Tensor& d_weight, const at::Tensor& dy, const at::Te
 
 void adamw(at::Tensor& param, const MomentsOfRange& moments, const at::Tensor& grad, at::Tensor& copy,
            std::span<const UpdatePart> parts, const AdamWStep& step, const at::Tensor& grad_scale) {
+  const OperatorRange traced("trireme::adamw");
   if (param.is_cuda()) {
     return launched(cuda::adamw(floats(param), raw(moments), data(grad), dtype_of(grad), mutable_data(copy),
                                 copy_dtype(copy, grad), parts, step, floats(grad_scale), current_stream()),
@@ -634,6 +658,7 @@ void adamw(at::Tensor& param, const MomentsOfRange& moments, const at::Tensor& g
 
 void sgd(at::Tensor& param, const MomentsOfRange& moments, const at::Tensor& grad, at::Tensor& copy,
          std::span<const UpdatePart> parts, const SgdStep& step, const at::Tensor& grad_scale) {
+  const OperatorRange traced("trireme::sgd");
   if (param.is_cuda()) {
     return launched(cuda::sgd(floats(param), raw(moments), data(grad), dtype_of(grad), mutable_data(copy),
                               copy_dtype(copy, grad), parts, step, floats(grad_scale), current_stream()),
@@ -647,6 +672,7 @@ void sgd(at::Tensor& param, const MomentsOfRange& moments, const at::Tensor& gra
 }
 
 void sum_of_squares(at::Tensor& out, const at::Tensor& values) {
+  const OperatorRange traced("trireme::sum_of_squares");
   if (values.is_cuda()) {
     at::Tensor partial = at::empty({cuda::kSquaresScratch}, out.options());
     return launched(cuda::sum_of_squares(out.mutable_data_ptr<double>(), partial.mutable_data_ptr<double>(),

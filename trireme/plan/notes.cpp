@@ -64,9 +64,9 @@ std::vector<std::string> notes(const Config& config, Device device) {
   for (const std::string& key : unused_pipeline_keys(config))
     found.push_back(fmt::format("{} has no effect with parallel.pp=1", key));
   if (config.train.profile_steps > 0 && device == Device::kCpu) {
-    found.push_back(fmt::format(
-        "train.profile_steps={} without a GPU traces CPU operators; there are no kernels to sum up",
-        config.train.profile_steps));
+    found.push_back(
+        fmt::format("train.profile_steps={} without a GPU traces CPU operators, and sums those up by kind",
+                    config.train.profile_steps));
   }
   return found;
 }

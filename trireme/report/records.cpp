@@ -36,6 +36,17 @@ OrderedJson early_end_json(const EarlyEnd& end) {
   return json;
 }
 
+OrderedJson profile_json(const KernelProfile& profile) {
+  OrderedJson groups = OrderedJson::array();
+  for (const KernelGroup& group : profile.groups)
+    groups.push_back({{"name", group.name}, {"ms", number(group.ms)}, {"calls", group.calls}});
+  return {{"of", profile.of_gpu ? "GPU kernels" : "CPU operators"},
+          {"steps", profile.steps},
+          {"step_ms", number(profile.step_ms)},
+          {"idle_ms", number(profile.idle_ms)},
+          {"groups", groups}};
+}
+
 }  // namespace
 
 std::string to_json_line(const StepRecord& record) {
@@ -123,6 +134,7 @@ std::string to_json_line(const RunSummary& summary) {
                            {"late", summary.checkpoints_late},
                            {"failed", summary.checkpoints_failed}};
   }
+  if (summary.profile) json["profile"] = profile_json(*summary.profile);
   if (summary.early_end) json["early_stop"] = early_end_json(*summary.early_end);
   json["stop_signal"] = summary.stop_signal == 0 ? OrderedJson() : OrderedJson(summary.stop_signal);
   return dump(json);

@@ -91,6 +91,23 @@ RunCost read_run_cost(const Json& json) {
   return cost;
 }
 
+KernelProfile read_profile(const Json& json) {
+  KernelProfile profile{.of_gpu = string_at(json, "of") == "GPU kernels",
+                        .steps = integer_at(json, "steps"),
+                        .groups = {},
+                        .step_ms = number_at(json, "step_ms").value_or(0.0),
+                        .idle_ms = number_at(json, "idle_ms").value_or(0.0)};
+  const auto groups = json.find("groups");
+  if (groups == json.end() || !groups->is_array()) return profile;
+  for (const Json& group : *groups) {
+    if (!group.is_object()) continue;
+    profile.groups.push_back({.name = string_at(group, "name"),
+                              .ms = number_at(group, "ms").value_or(0.0),
+                              .calls = integer_at(group, "calls")});
+  }
+  return profile;
+}
+
 /// Reads a summary of any version: fields that are missing keep the defaults of RunSummary.
 RunSummary read_summary(const Json& json) {
   RunSummary summary;
@@ -123,6 +140,7 @@ RunSummary read_summary(const Json& json) {
   summary.checkpoints_late = integer_at(checkpoints, "late");
   summary.checkpoints_failed = integer_at(checkpoints, "failed");
   summary.stop_signal = static_cast<int>(integer_at(json, "stop_signal"));
+  if (json.contains("profile")) summary.profile = read_profile(object_at(json, "profile"));
   if (json.contains("early_stop")) {
     const Json end = object_at(json, "early_stop");
     const std::string monitor = string_at(end, "monitor"), metric = monitor.empty() ? "loss" : monitor;

@@ -1,36 +1,26 @@
 #pragma once
-// A trace of a few steps: written for chrome://tracing or Perfetto, and summed up by kind of kernel.
+// A trace of a few steps: written for chrome://tracing or Perfetto, and summed up by kind of kernel, or of
+// operator where there is no GPU.
 #include <cstdint>
-#include <memory>
 #include <string>
-#include <vector>
+
+#include "trireme/base/sink.h"
 
 namespace trireme::train {
 
-/// Busy time of a GPU by kind of kernel. Kernels of different streams may run at once.
-struct KernelGroup {
-  std::string name;   ///< GEMM, attention, norm, ...
-  double ms = 0.0;    ///< sum over the kernels, a step
-  int64_t calls = 0;  ///< a step
-};
-
-struct KernelProfile {
-  std::vector<KernelGroup> groups;  ///< longest first
-  double step_ms = 0.0;             ///< from the first kernel to the last, a step
-  double idle_ms = 0.0;             ///< of it, while no kernel ran
-};
-
-/// For people, a line a group.
+/// For people, one line.
 std::string to_text(const KernelProfile& profile);
 
-/// The kind of the kernel `name`.
+/// The kind of the GPU kernel `name`.
 std::string kernel_group(const std::string& name);
+/// The kind of the CPU operator or named range `name`; empty: it only calls others.
+std::string operator_group(const std::string& name);
 
 class Profiler {
  public:
   /// Profiles `steps` steps from step `first` on and writes the trace to `path`; with 0 steps it does
-  /// nothing.
-  Profiler(std::string path, int64_t first, int64_t steps);
+  /// nothing. `on_gpu`: kernels are traced and summed up; else operators of the CPU.
+  Profiler(std::string path, int64_t first, int64_t steps, bool on_gpu);
   ~Profiler();
   Profiler(const Profiler&) = delete;
   Profiler& operator=(const Profiler&) = delete;
@@ -45,6 +35,7 @@ class Profiler {
 
   std::string path_;
   int64_t first_, steps_;
+  bool on_gpu_;
   bool running_ = false;
   KernelProfile result_;
 };

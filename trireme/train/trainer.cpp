@@ -168,7 +168,7 @@ Checkpointing::Resumed Trainer::resume_or_begin() {
 void Trainer::begin() {
   announce(parts_);
   profiler_.emplace(options_.trace_path, agenda_.first_profiled(),
-                    parts_.is_root() ? agenda_.profiled_steps() : 0);
+                    parts_.is_root() ? agenda_.profiled_steps() : 0, parts_.on_gpu());
   begin_records();
 }
 
@@ -181,7 +181,7 @@ void Trainer::make_step() {
   settle(steps_.run_ahead() && !agenda_.waits_for(step) ? 1 : 0);
   if (agenda_.records_pipeline(step)) report_pipeline();
   if (agenda_.pauses_after(step)) steps_.pause();
-  if (profiler_->end_step(step)) {
+  if (profiler_->end_step(step) && options_.announce) {
     log_info("profile {}; open {} in chrome://tracing or Perfetto", to_text(profiler_->result()),
              options_.trace_path);
   }
@@ -289,6 +289,7 @@ TrainResult Trainer::finish() {
     summary.best_weights_path = best->path();
     summary.best_step = best->step();
   }
+  if (profiler_ && profiler_->result().steps > 0) summary.profile = profiler_->result();
   records_.finish();
   return {.summary = summary, .stop_signal = agenda_.stop_signal(), .resumable = resumable};
 }
