@@ -346,6 +346,72 @@ TEST(UnitWork, HasTheFlopsOfTheModelsFacts) {
   }
 }
 
+/// Counted for profiles, whatever the rates: the FLOPs of the facts, on one rank or shared by tp and stages.
+TEST(StepWork, HasTheFlopsOfTheModelsFacts) {
+  for (const char* const preset : {"gpt-tiny", "llama-tiny"}) {
+    const std::string model = fmt::format("model.preset={}", preset);
+    const Config config = timed_config({model});
+    const auto tokens = static_cast<double>(config.train.global_batch * config.data.seq_len);
+    const double flops = describe(config.model, config.data.seq_len).flops_per_token * tokens;
+    const auto counted = [&](const Config& one, int64_t ranks) {
+      const StepWork work = step_work(one, ranks, Device::kCpu);
+      return work[KernelKind::kGemm].flops + work[KernelKind::kAttention].flops;
+    };
+    EXPECT_NEAR(counted(config, 1), flops, 1e-6 * flops) << preset;
+    EXPECT_NEAR(counted(timed_config({model, "parallel.policy=fsdp"}), 2), 0.5 * flops, 1e-6 * flops);
+    EXPECT_NEAR(counted(timed_config({model, "parallel.tp=2"}), 2), 0.5 * flops, 1e-6 * flops);
+    const double first_stage = counted(timed_config({model, "parallel.pp=2"}), 2);
+    EXPECT_GT(first_stage, 0.2 * flops) << "the last one has the head as well";
+    EXPECT_LT(first_stage, 0.5 * flops);
+  }
+}
+
+/// Bytes by hand, of a token and layer: a norm is two passes, the second one four with its sum, backward
+/// four; of attention and rotations 2 (q + kv) forward.
+TEST(StepWork, HasTheBytesOfItsOperands) {
+  const Config config = timed_config({"model.preset=llama-tiny", "memory.recompute=none"});
+  const ModelConfig model = complete(config.model, config.data.seq_len);
+  const auto layers = static_cast<double>(model.n_layers), d = static_cast<double>(model.d_model),
+             f = static_cast<double>(model.d_ff), words = static_cast<double>(model.vocab_size),
+             keys = static_cast<double>(model.n_kv_heads * head_dim(model));
+  const auto tokens = static_cast<double>(config.train.global_batch * config.data.seq_len);
+  const StepWork work = step_work(config, 1, Device::kCpu);
+  const auto expect = [&](KernelKind kind, double features) {
+    EXPECT_NEAR(work[kind].bytes / (4.0 * tokens), features, 1e-6 * features) << name(kind);
+  };
+  expect(KernelKind::kNorm, layers * (6.0 + 8.0) * d + (2.0 + 4.0) * d);
+  expect(KernelKind::kActivation, layers * (3.0 + 5.0) * f);
+  expect(KernelKind::kAttention, layers * (2.0 + 4.0) * (d + keys));
+  expect(KernelKind::kRope, layers * (2.0 + 2.0) * (d + keys));
+  expect(KernelKind::kLoss, 4.0 * words);
+  EXPECT_EQ(work[KernelKind::kNorm].flops, 0.0);
+  EXPECT_EQ(work[KernelKind::kFp8Casts].bytes, 0.0);
+  const auto params = static_cast<double>(describe(config.model, config.data.seq_len).params);
+  const double norm = config.train.grad_clip > 0.0 ? 4.0 : 0.0;
+  EXPECT_NEAR(work[KernelKind::kOptimizer].bytes, (7.0 * 4.0 + norm) * params, 0.01 * norm * params);
+  EXPECT_EQ(work.dtype, "fp32");
+  EXPECT_FALSE(work.fp8);
+}
+
+/// What backward computes again is work of its kinds: a block without its last product.
+TEST(StepWork, CountsWhatIsComputedAgain) {
+  const auto work = [](const char* recompute) {
+    return step_work(timed_config({"model.preset=llama-tiny", fmt::format("memory.recompute={}", recompute)}),
+                     1, Device::kCpu);
+  };
+  const StepWork none = work("none"), block = work("block");
+  const Config config = timed_config({"model.preset=llama-tiny"});
+  const ModelConfig model = complete(config.model, config.data.seq_len);
+  const auto d = static_cast<double>(model.d_model), f = static_cast<double>(model.d_ff),
+             keys = static_cast<double>(model.n_kv_heads * head_dim(model));
+  const auto tokens = static_cast<double>(config.train.global_batch * config.data.seq_len);
+  const double again =
+      2.0 * tokens * static_cast<double>(model.n_layers) * d * (d + 2.0 * keys + d + 2.0 * f);
+  EXPECT_NEAR(block[KernelKind::kGemm].flops - none[KernelKind::kGemm].flops, again, 1e-6 * again);
+  EXPECT_NEAR(3.0 * block[KernelKind::kAttention].flops, 4.0 * none[KernelKind::kAttention].flops,
+              1e-3 * none[KernelKind::kAttention].flops);
+}
+
 /// Seconds of the causes of a step where one rate of memory is a byte a second and all others take no time.
 double bytes_moved(const Config& config, Device device, double MemoryRates::*rate,
                    const std::vector<TimeCause>& causes) {

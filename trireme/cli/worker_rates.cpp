@@ -147,6 +147,7 @@ class Probe {
     rates.loss = 2.0 * bytes(logits) /
                  clock_.seconds_of([&] { kernels::cross_entropy(loss, logits, targets, 1.0, true); });
     rates.update = update_rate();
+    rates.cached = cached_rate(out);
     return rates;
   }
 
@@ -244,6 +245,17 @@ class Probe {
     const Both seconds = both_of([&] { return nn::gelu(x); });
     rates.activation = 2.0 * bytes(x) / seconds.forward;
     rates.activation_backward = 3.0 * bytes(x) / seconds.backward;
+  }
+
+  /// Of a pass in place over the first rows of `x`: as few as caches hold, but enough to take longer than a
+  /// launch.
+  double cached_rate(const at::Tensor& x) const {
+    double most = 0.0;
+    for (const int64_t part : {8, 16, 32, 64, 128}) {
+      at::Tensor few = x.narrow(0, 0, sizes_.rows / part);
+      most = std::max(most, 2.0 * bytes(few) / clock_.seconds_of([&] { few.neg_(); }));
+    }
+    return most;
   }
 
   double update_rate() const {

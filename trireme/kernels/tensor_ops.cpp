@@ -482,6 +482,7 @@ void gelu_backward(at::Tensor& dx, const at::Tensor& dy, const at::Tensor& x, co
 }
 
 void scale_columns(at::Tensor& y, const at::Tensor& x, const at::Tensor& factors) {
+  const OperatorRange traced("trireme::scale_columns");
   const Rows rows(x);
   if (!x.is_cuda()) {
     y.copy_(x * factors);
@@ -494,6 +495,7 @@ void scale_columns(at::Tensor& y, const at::Tensor& x, const at::Tensor& factors
 
 void scale_columns_backward(at::Tensor& dx, at::Tensor& d_factors, const at::Tensor& dy, const at::Tensor& x,
                             const at::Tensor& factors) {
+  const OperatorRange traced("trireme::scale_columns_backward");
   const Rows rows(x);
   if (!x.is_cuda()) {
     const at::Tensor wide = dy.to(at::kFloat);

@@ -71,6 +71,10 @@ double ProductGrid::most_flops() const {
   return most;
 }
 
+double MemoryRates::most() const {
+  return std::max({copy, add, norm, norm_backward, activation, activation_backward, loss, update});
+}
+
 const LinkRate& of_ranks(const std::vector<LinkRate>& rates, int64_t ranks) {
   for (const LinkRate& rate : rates) {
     if (rate.ranks >= ranks) return rate;
@@ -122,7 +126,11 @@ const MemoryRates& Rates::memory_of(const std::string& dtype) const {
 }
 
 double Rates::peak_of(const std::string& dtype) const {
-  if (const auto found = peak_flops.find(dtype); found != peak_flops.end()) return found->second;
+  const auto found = peak_flops.find(dtype);
+  return found != peak_flops.end() ? found->second : fastest_product(dtype);
+}
+
+double Rates::fastest_product(const std::string& dtype) const {
   double most = 0.0;
   for (const ProductGrid& grid : of_dtype(products, dtype, device, "products"))
     most = std::max(most, grid.most_flops());

@@ -55,6 +55,9 @@ struct MemoryRates {
   double activation_backward = 0.0;
   double loss = 0.0;    ///< over logits, with their gradient
   double update = 0.0;  ///< of an optimizer
+  double cached = 0.0;  ///< of the fastest pass over what caches hold; 0: not measured
+  /// The fastest pass over memory, caches left aside.
+  double most() const;
   bool operator==(const MemoryRates&) const = default;
 };
 
@@ -105,6 +108,7 @@ struct Rates {
   double product(const std::string& dtype, ProductPass pass, double rows, double columns, double inner) const;
   AttentionRate attention_of(const std::string& dtype, int64_t length, int64_t head_dim) const;
   const MemoryRates& memory_of(const std::string& dtype) const;
+  double fastest_product(const std::string& dtype) const;  ///< FLOPs a second
   double peak_of(const std::string& dtype) const;
 };
 

@@ -52,6 +52,7 @@ constexpr MemoryField kMemoryFields[] = {{"copy", &MemoryRates::copy},
 RatesJson json_of(const MemoryRates& rates) {
   RatesJson json;
   for (const MemoryField& field : kMemoryFields) json[field.name] = rates.*field.rate;
+  if (rates.cached > 0.0) json["cached"] = rates.cached;
   return json;
 }
 
@@ -192,6 +193,7 @@ std::vector<AttentionRate> attention_from(const RatesField& field) {
 MemoryRates memory_from(const RatesField& field) {
   MemoryRates rates;
   for (const MemoryField& of : kMemoryFields) rates.*of.rate = field.at(of.name).positive();
+  if (field.has("cached")) rates.cached = field.at("cached").positive();
   return rates;
 }
 

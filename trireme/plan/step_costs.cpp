@@ -68,6 +68,18 @@ std::vector<UnitWork> work_of_rank(const TimedRun& run, const Rates& rates, int6
   return all;
 }
 
+/// Bytes of a rank for the update of a unit, and for the norm of its gradient.
+struct UpdateBytes {
+  double update = 0.0, norm = 0.0;
+};
+
+UpdateBytes update_of_unit(const TimedRun& run, const ProgramUnit& unit, const UnitBuffers& buffers,
+                           const EngineSetting& setting) {
+  const double updated = unit.trainable ? static_cast<double>(buffers.updated) : 0.0;
+  return {.update = update_bytes(updated, setting.moments, setting.compute_bytes),
+          .norm = run.config.train.grad_clip > 0.0 ? static_cast<double>(kFp32Bytes) * updated : 0.0};
+}
+
 ActionCosts costs_of_rank(const TimedRun& run, const StepProgram& program, const Rates& rates,
                           int64_t pp_rank) {
   const EngineSetting setting =
@@ -83,10 +95,9 @@ ActionCosts costs_of_rank(const TimedRun& run, const StepProgram& program, const
   const MemoryRates& memory = rates.memory_of(rate_dtype(run.config.precision.compute));
   for (const ProgramUnit& unit : program.units) {
     const UnitBuffers buffers(unit.numel, setting, unit.fp8, unit.frozen, unit.nf4);
-    const double updated = unit.trainable ? static_cast<double>(buffers.updated) : 0.0;
-    const double norm = run.config.train.grad_clip > 0.0 ? static_cast<double>(kFp32Bytes) * updated : 0.0;
-    costs.update.push_back(update_bytes(updated, setting.moments, setting.compute_bytes) / memory.update +
-                           norm / memory.add);
+    const UpdateBytes bytes = update_of_unit(run, unit, buffers, setting);
+    costs.update.push_back(bytes.update / memory.update + bytes.norm / memory.add);
+    costs.update_bytes += bytes.update + bytes.norm;
     const auto summed = static_cast<double>(buffers.whole * (setting.compute_bytes + 2 * kFp32Bytes));
     costs.sum.push_back(buffers.sums_micro_batches_apart ? summed / memory.add : 0.0);
   }
@@ -127,6 +138,25 @@ class LinkChooser {
   int64_t shard_ranks_;
 };
 
+void count(StepWork& sum, const std::vector<Work>& work, double times) {
+  for (const Work& one : work) {
+    StepWork::Amount& amount = sum.amounts[static_cast<size_t>(one.kind)];
+    amount.flops += times * one.flops;
+    amount.bytes += times * one.bytes;
+  }
+}
+
+/// The work of an action on `unit`, `times` times. What is computed again belongs to its kinds of kernels.
+void count(StepWork& sum, const UnitWork& unit, ActionKind kind, double times) {
+  if (kind == ActionKind::kForward) count(sum, unit.forward, times);
+  if (kind == ActionKind::kBackward || kind == ActionKind::kBackwardInput) {
+    count(sum, unit.backward_input, times);
+    count(sum, unit.again, times);
+  }
+  if (kind == ActionKind::kBackward || kind == ActionKind::kBackwardWeight)
+    count(sum, unit.backward_weight, times);
+}
+
 /// Recorded passes are launched at once.
 bool is_recorded(const TimedRun& run) {
   return run.config.train.cuda_graphs != CudaGraphs::kOff && run.device == Device::kCuda &&
@@ -134,6 +164,32 @@ bool is_recorded(const TimedRun& run) {
 }
 
 }  // namespace
+
+StepWork step_work(const Config& config, int64_t ranks, Device device) {
+  const TimedRun run = timed_run(config, ranks, device);
+  const StepProgram program = config_programs(run.config, run.facts, run.batch, run.setting, run.pipeline)[0];
+  const ActionCosts costs = costs_of_rank(run, program, usual_rates(device), /*pp_rank=*/0);
+  StepWork sum;
+  sum.dtype = rate_dtype(run.config.precision.compute);
+  sum.fp8 = run.config.precision.fp8.recipe != Fp8::kOff;
+  sum.amounts[static_cast<size_t>(KernelKind::kOptimizer)].bytes = costs.update_bytes;
+  if (run.config.parallel.pp > 1) {
+    for (const Action& action : program.actions) {
+      const bool whole = action.unit == Action::kWholeModel;
+      if (action.unit >= 0 || whole)
+        count(sum, whole ? costs.whole : costs.work[static_cast<size_t>(action.unit)], action.kind, 1.0);
+    }
+    return sum;
+  }
+  // A program without stages shows fewer micro-batches than there may be, which are all alike.
+  std::vector<UnitWork> all = costs.work;
+  all.push_back(costs.whole);
+  for (const UnitWork& unit : all) {
+    for (const ActionKind kind : {ActionKind::kForward, ActionKind::kBackward})
+      count(sum, unit, kind, static_cast<double>(run.batch.accumulation));
+  }
+  return sum;
+}
 
 StepTime step_time(const Config& config, int64_t ranks, Device device, const Rates& rates) {
   const TimedRun run = timed_run(config, ranks, device);

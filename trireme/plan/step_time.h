@@ -19,6 +19,7 @@ struct ActionCosts {
   UnitWork whole = {};              ///< of passes that are one action for all of a model
   std::vector<double> update = {};  ///< seconds, the norm of gradients included; empty: nothing
   std::vector<double> sum = {};     ///< seconds in which gradients of micro-batches are added; empty: nothing
+  double update_bytes = 0.0;        ///< that all updates of the rank move, with the norm of gradients
 };
 
 /// Facts that all ranks have in common.
@@ -66,6 +67,19 @@ struct StepTime {
 /// never comes.
 StepTime time_of_programs(const std::vector<StepProgram>& programs, const std::vector<ActionCosts>& costs,
                           const TimingSetting& setting);
+
+/// What the kernels of rank 0 do in a step, by kind.
+struct StepWork {
+  struct Amount {
+    double flops = 0.0, bytes = 0.0;  ///< as Work has them; 0: not counted
+  };
+  std::array<Amount, kKernelKinds> amounts{};
+  std::string dtype;  ///< of computation, as rates list it
+  bool fp8 = false;   ///< products are in FP8, some or all
+  const Amount& operator[](KernelKind kind) const { return amounts[static_cast<size_t>(kind)]; }
+};
+/// Counted from shapes, whatever the rates of a machine. Throws as step_time().
+StepWork step_work(const Config& config, int64_t ranks, Device device);
 
 /// The step of a run of `config` on `ranks` ranks. `device` is kCpu or kCuda. Throws ConfigError when ranks,
 /// mesh and batch do not fit each other, for models of images, and as Rates does.

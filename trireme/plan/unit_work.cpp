@@ -1,6 +1,8 @@
 #include "trireme/plan/unit_work.h"
 
 #include <algorithm>
+#include <iterator>
+#include <limits>
 #include <optional>
 
 #include "trireme/base/error.h"
@@ -106,14 +108,17 @@ class WorkCounter {
   void add_norms(UnitWork& work, const UnitSpec& unit) const;
 
  private:
-  double pass_of(double features, double rows, double rate) const {
-    return features * rows * element_ / rate;
+  static Work pass_of(KernelKind kind, double bytes, double rate, TimeCause cause = TimeCause::kMemory) {
+    return {cause, bytes / rate, kind, 0.0, bytes};
   }
+  double moved(double features, double rows) const { return features * rows * element_; }
   void add_linear(UnitWork& work, const LinearWork& layer, bool fp8) const;
   void add_lengths(UnitWork& work, const UnitSpec& unit) const;
   void add_attention(UnitWork& work) const;
   void add_activation(UnitWork& work, double inner) const;
-  void add_again(UnitWork& work, const UnitSpec& unit, int64_t layer, double last_product) const;
+  void add_again(UnitWork& work, const UnitSpec& unit, int64_t layer, size_t last_product) const;
+
+  static constexpr size_t kNone = std::numeric_limits<size_t>::max();
 
   const Config& config_;
   ModelConfig held_;
@@ -130,17 +135,21 @@ class WorkCounter {
 void WorkCounter::add_linear(UnitWork& work, const LinearWork& layer, bool fp8) const {
   const auto in = static_cast<double>(layer.in), out = static_cast<double>(layer.out);
   const std::string dtype = fp8 ? "fp8" : dtype_;
+  const double operand = fp8 ? 1.0 : element_;
   const auto product = [&](std::vector<Work>& to, ProductPass pass, double m, double n, double k) {
-    to.push_back({TimeCause::kProducts, rates_.product(dtype, pass, m, n, k)});
+    to.push_back({TimeCause::kProducts, rates_.product(dtype, pass, m, n, k), KernelKind::kGemm,
+                  2.0 * m * n * k, (m * k + k * n) * operand + m * n * element_});
   };
   // Each operand is cast once for the products along its rows and once along its columns.
   constexpr double kCast = 2.0;
-  if (fp8) work.forward.push_back({TimeCause::kMemory, tokens_ * in * (element_ + kCast) / memory_.add});
+  const auto cast = [&](double features) {
+    return pass_of(KernelKind::kFp8Casts, tokens_ * features * (element_ + kCast), memory_.add);
+  };
+  if (fp8) work.forward.push_back(cast(in));
   // Weights that lie as (in, out) have gradients that do, too.
   const bool turned = family_.in_out && layer.layer.has_value();
   product(work.forward, turned ? ProductPass::kInput : ProductPass::kForward, tokens_, out, in);
-  if (fp8)
-    work.backward_input.push_back({TimeCause::kMemory, tokens_ * out * (element_ + kCast) / memory_.add});
+  if (fp8) work.backward_input.push_back(cast(out));
   product(work.backward_input, turned ? ProductPass::kForward : ProductPass::kInput, tokens_, in, out);
   if (layer.frozen) return;
   product(work.backward_weight, ProductPass::kWeight, turned ? in : out, turned ? out : in, tokens_);
@@ -157,9 +166,10 @@ void WorkCounter::add_lengths(UnitWork& work, const UnitSpec& unit) const {
     const auto features = static_cast<double>(out);
     if (held_.adapter.dropout > 0.0)
       add_linear(work, {.in = in, .out = out, .frozen = true, .layer = weight.layer}, /*fp8=*/false);
-    const double lengths = 2.0 * static_cast<double>(weight.numel()) * element_ / memory_.copy;
-    work.forward.push_back({TimeCause::kMemory, lengths + pass_of(2.0 * features, tokens_, memory_.add)});
-    work.backward_input.push_back({TimeCause::kMemory, pass_of(3.0 * features, tokens_, memory_.add)});
+    const double read = 2.0 * static_cast<double>(weight.numel()) * element_;
+    work.forward.push_back(pass_of(KernelKind::kOther, read, memory_.copy));
+    work.forward.push_back(pass_of(KernelKind::kOther, moved(2.0 * features, tokens_), memory_.add));
+    work.backward_input.push_back(pass_of(KernelKind::kOther, moved(3.0 * features, tokens_), memory_.add));
   }
 }
 
@@ -167,20 +177,23 @@ void WorkCounter::add_attention(UnitWork& work) const {
   const AttentionRate rate = rates_.attention_of(dtype_, config_.data.seq_len, head_dim(held_));
   const double flops =
       2.0 * static_cast<double>(config_.data.seq_len) * static_cast<double>(query_width(held_)) * tokens_;
-  work.forward.push_back({TimeCause::kAttention, flops / rate.forward});
-  work.backward_input.push_back({TimeCause::kAttention, 2.0 * flops / rate.backward});
+  // Queries, keys, values and the output; backward those, the output's gradient and three gradients.
+  const auto both = static_cast<double>(2 * (query_width(held_) + kv_width(held_)));
+  const double bytes = moved(both, tokens_);
+  work.forward.push_back({TimeCause::kAttention, flops / rate.forward, KernelKind::kAttention, flops, bytes});
+  work.backward_input.push_back(
+      {TimeCause::kAttention, 2.0 * flops / rate.backward, KernelKind::kAttention, 2.0 * flops, 2.0 * bytes});
   if (!family_.rotates) return;
-  const auto turned = static_cast<double>(2 * (query_width(held_) + kv_width(held_)));
-  work.forward.push_back({TimeCause::kMemory, pass_of(turned, tokens_, memory_.add)});
-  work.backward_input.push_back({TimeCause::kMemory, pass_of(turned, tokens_, memory_.add)});
+  work.forward.push_back(pass_of(KernelKind::kRope, bytes, memory_.add));
+  work.backward_input.push_back(pass_of(KernelKind::kRope, bytes, memory_.add));
 }
 
 /// A gate doubles what the activation reads: features of the layer before it, of which `inner` are made.
 void WorkCounter::add_activation(UnitWork& work, double inner) const {
   const auto out = static_cast<double>(held_.d_ff);
-  work.forward.push_back({TimeCause::kMemory, pass_of(inner + out, tokens_, memory_.activation)});
+  work.forward.push_back(pass_of(KernelKind::kActivation, moved(inner + out, tokens_), memory_.activation));
   work.backward_input.push_back(
-      {TimeCause::kMemory, pass_of(2.0 * inner + out, tokens_, memory_.activation_backward)});
+      pass_of(KernelKind::kActivation, moved(2.0 * inner + out, tokens_), memory_.activation_backward));
 }
 
 /// Forward a norm reads and writes a row, and with the sum before it twice as much. Backward it reads the
@@ -190,32 +203,36 @@ void WorkCounter::add_norms(UnitWork& work, const UnitSpec& unit) const {
   for (const ParamSpec& param : unit.params) {
     if (param.shape.size() != 1 || !param.name.ends_with(".weight")) continue;
     const auto width = static_cast<double>(param.shape.front());
-    work.forward.push_back({TimeCause::kMemory, pass_of((first ? 2.0 : 4.0) * width, rows_, memory_.norm)});
-    work.backward_input.push_back({TimeCause::kMemory, pass_of(4.0 * width, rows_, memory_.norm_backward)});
+    work.forward.push_back(
+        pass_of(KernelKind::kNorm, moved((first ? 2.0 : 4.0) * width, rows_), memory_.norm));
+    work.backward_input.push_back(
+        pass_of(KernelKind::kNorm, moved(4.0 * width, rows_), memory_.norm_backward));
     first = false;
   }
 }
 
-/// `last_product`: the seconds of the block's last product forward, 0 where the unit ends before it.
-void WorkCounter::add_again(UnitWork& work, const UnitSpec& unit, int64_t layer, double last_product) const {
+/// `last_product`: the place of the block's last product forward, kNone where the unit ends before it.
+void WorkCounter::add_again(UnitWork& work, const UnitSpec& unit, int64_t layer, size_t last_product) const {
   const Recompute how = config_.memory.recompute;
   if (layer % config_.memory.recompute_every != 0 || how == Recompute::kNone) return;
   const bool whole = computes_blocks_again(how);
   const bool is_read = (family_.drops && held_.dropout > 0.0) || reads_last_product(unit);
-  double seconds = 0.0;
-  for (const Work& one : work.forward) {
+  for (size_t i = 0; i < work.forward.size(); ++i) {
+    const Work& one = work.forward[i];
     const bool kept = one.cause == TimeCause::kAttention && how == Recompute::kAllButAttention;
     const bool cheap = one.cause == TimeCause::kMemory;
-    if (cheap || (whole && !kept)) seconds += one.seconds;
+    // Nothing reads the output of the block's last product, unless dropout or the gradient of a length does.
+    const bool unread = i == last_product && family_.attends && !is_read;
+    if (cheap || (whole && !kept && !unread)) work.again.push_back(one);
   }
-  // Nothing reads the output of the block's last product, unless dropout or the gradient of a length does.
-  if (whole && family_.attends && !is_read) seconds -= last_product;
+  double seconds = 0.0;
+  for (const Work& one : work.again) seconds += one.seconds;
   work.backward_input.insert(work.backward_input.begin(), {TimeCause::kAgain, seconds});
 }
 
 UnitWork WorkCounter::block(const UnitSpec& unit, int64_t layer) {
   UnitWork work;
-  double last_product = 0.0;
+  size_t last_product = kNone;
   add_norms(work, unit);
   const bool fp8 = multiplies_in_fp8(config_.precision.fp8, layer, config_.model.n_layers);
   for (const LinearWork& linear : linear_layers_of(unit, family_.in_out)) {
@@ -223,7 +240,7 @@ UnitWork WorkCounter::block(const UnitSpec& unit, int64_t layer) {
     if (linear.layer == BlockLayer::kFeedForwardOut)
       add_activation(work, static_cast<double>(held_.d_ff) * (family_.rotates ? 2.0 : 1.0));
     add_linear(work, linear, fp8 && linear.layer.has_value());
-    if (linear.layer == BlockLayer::kFeedForwardOut) last_product = work.forward.back().seconds;
+    if (linear.layer == BlockLayer::kFeedForwardOut) last_product = work.forward.size() - 1;
   }
   add_lengths(work, unit);
   // The gradient of a bias sums the rows of that of the output.
@@ -232,7 +249,7 @@ UnitWork WorkCounter::block(const UnitSpec& unit, int64_t layer) {
     if (is_bias_of_layer(param, unit)) biased += static_cast<double>(param.shape.front());
   }
   if (biased > 0.0)
-    work.backward_weight.push_back({TimeCause::kMemory, pass_of(biased, tokens_, memory_.add)});
+    work.backward_weight.push_back(pass_of(KernelKind::kBias, moved(biased, tokens_), memory_.add));
   add_again(work, unit, layer, last_product);
   return work;
 }
@@ -246,10 +263,11 @@ void WorkCounter::add_words(UnitWork& work, const UnitSpec& root) const {
     tables += 1.0;
     if (!param.frozen) words += static_cast<double>(param.numel());
   }
-  work.forward.push_back({TimeCause::kMemory, pass_of(3.0 * tables * width, rows_, memory_.copy)});
+  const double rows = moved(3.0 * tables * width, rows_);
+  work.forward.push_back({TimeCause::kMemory, rows / memory_.copy});
   if (words > 0.0)
-    work.backward_weight.push_back({TimeCause::kMemory, pass_of(3.0 * tables * width, rows_, memory_.add) +
-                                                            words * element_ / memory_.copy});
+    work.backward_weight.push_back(
+        {TimeCause::kMemory, rows / memory_.add + words * element_ / memory_.copy});
 }
 
 /// The loss reads logits and writes their gradient, twice where it scales them later. On a GPU all products
@@ -259,8 +277,11 @@ void WorkCounter::add_head(UnitWork& work, const ParamSpec& weight) const {
   add_linear(head, {.in = weight.shape[1], .out = weight.shape[0], .frozen = weight.frozen},
              config_.precision.fp8.head && config_.precision.fp8.recipe != Fp8::kOff);
   const auto words = static_cast<double>(weight.shape[0]);
-  head.forward.push_back({TimeCause::kLoss, pass_of(2.0 * words, tokens_, memory_.loss)});
-  if (!on_gpu_) head.backward_input.push_back({TimeCause::kLoss, pass_of(2.0 * words, tokens_, memory_.add)});
+  const auto pass = [&](double rate) {
+    return pass_of(KernelKind::kLoss, moved(2.0 * words, tokens_), rate, TimeCause::kLoss);
+  };
+  head.forward.push_back(pass(memory_.loss));
+  if (!on_gpu_) head.backward_input.push_back(pass(memory_.add));
   const auto append = [](std::vector<Work>& to, const std::vector<Work>& some) {
     to.insert(to.end(), some.begin(), some.end());
   };

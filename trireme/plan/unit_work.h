@@ -35,14 +35,36 @@ inline constexpr auto kNames<TimeCause> = std::to_array<std::string_view>({"prod
                                                                            "gather", "reduce", "stages"});
 inline constexpr size_t kTimeCauses = kNames<TimeCause>.size();
 
+/// Kinds of kernels whose work is counted, by the names that profiles give them (train/profile.h).
+enum class KernelKind {
+  kGemm,
+  kAttention,
+  kNorm,
+  kRope,
+  kActivation,
+  kLoss,
+  kBias,  ///< sums of rows for its gradient
+  kFp8Casts,
+  kOptimizer,
+  kOther  ///< not counted: it is spread over several kinds of kernels, or makes none
+};
+template <>
+inline constexpr auto kNames<KernelKind> = std::to_array<std::string_view>(
+    {"GEMM", "attention", "norm", "rope", "activation", "loss", "bias", "FP8 casts", "optimizer", "other"});
+inline constexpr size_t kKernelKinds = kNames<KernelKind>.size();
+
 /// An operation, launched once.
 struct Work {
   TimeCause cause = TimeCause::kProducts;
   double seconds = 0.0;
+  KernelKind kind = KernelKind::kOther;
+  double flops = 0.0;  ///< of products and attention, of which the causal half counts; else 0
+  double bytes = 0.0;  ///< each operand read or written once
 };
 /// A backward pass in one piece does the work of both of its halves.
 struct UnitWork {
   std::vector<Work> forward, backward_input, backward_weight;
+  std::vector<Work> again = {};  ///< operations that the one of backward_input with kAgain sums up
 };
 
 /// The name by which rates list the dtype; fp16 is as fast as bf16.

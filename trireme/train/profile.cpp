@@ -87,7 +87,7 @@ constexpr std::array<std::pair<std::string_view, std::string_view>, 58> kMarks =
 }};
 
 /// Likewise for operators on a CPU: those of torch and of trireme/kernels, and ranges of the engine.
-constexpr std::array<std::pair<std::string_view, std::string_view>, 33> kOperatorMarks = {{
+constexpr std::array<std::pair<std::string_view, std::string_view>, 34> kOperatorMarks = {{
     {"send ", "communication"},
     {"recv ", "communication"},
     {"gather ", "communication"},
@@ -105,6 +105,7 @@ constexpr std::array<std::pair<std::string_view, std::string_view>, 33> kOperato
     {"rope", "rope"},
     {"cross_entropy", "loss"},
     {"vocabulary_part", "loss"},
+    {"scale_columns", "adapter"},
     {"trireme::scale", "loss"},
     {"pool", "pooling"},
     {"norm", "norm"},
