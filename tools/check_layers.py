@@ -28,7 +28,7 @@ WITHOUT_TORCH |= {f"trireme/bench/{name}" for name in
                   ("target.h", "target.cpp", "targets/accumulation.cpp", "targets/checkpoints.cpp", "targets/families.h",
                    "targets/language_model.cpp", "targets/meshes.cpp", "targets/pipelines.cpp", "targets/replicated.cpp",
                    "targets/scaling.cpp", "targets/sharded.cpp",
-                   *(f"{part}.{kind}" for part in ("expectations", "results", "results_page", "results_text", "sample", "verdict", "verify")
+                   *(f"{part}.{kind}" for part in ("expectations", "profile", "results", "results_page", "results_text", "sample", "verdict", "verify")
                      for kind in ("h", "cpp")))}
 TORCH = re.compile(r"(ATen|torch|c10|caffe2)/")
 CUDA = re.compile(r"(cuda|cublas|cudnn|nccl|nvtx|cooperative_groups|cub/|thrust/)")

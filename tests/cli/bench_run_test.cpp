@@ -8,6 +8,7 @@
 #include "tests/cli/front_process.h"
 #include "trireme/base/file.h"
 #include "trireme/cli/bench_words.h"
+#include "trireme/plan/rates.h"
 
 namespace trireme::cli {
 namespace {
@@ -58,7 +59,9 @@ TEST(BenchRun, RefusesBeforeAnyRankStarts) {
       {{"--targets", "ddp,zer3"}, "did you mean 'zero3'"},
       {{"--chapter", "labs/train"}, "there is no chapter"},
       {{}, "there is nothing to measure"},
-      {{"--targets", "ddp", "--profile", "deepest"}, "--profile"},
+      {{"--targets", "ddp", "--profile", "deeep"}, "did you mean 'deep'"},
+      {{"--targets", "ddp", "--profile", "nsys"}, "choose none, minimal, deep, roofline"},
+      {{"--targets", "ddp", "--probe", "rates.json"}, "--probe rates.json is for --profile roofline"},
       {{"--targets", "ddp", "--parallel.overlap=false"}, "train:ddp compares values of parallel.overlap"},
       {{"--targets", "ddp", "--train.steps=5"}, "--iterations"},
       {{"--targets", "ddp", "--target-extra-arg", "zero1=--steps 4"}, "not among the targets"},
@@ -211,6 +214,158 @@ TEST(BenchRun, GoesOnWhereItWasStopped) {
   EXPECT_EQ(done.code, 0) << done.err;
   const std::string order = read_file(front.file("order"));
   EXPECT_EQ(std::count(order.begin(), order.end(), '\n'), 5) << "four runs and one on one rank: " << order;
+}
+
+/// A run that is asked for a trace leaves one, with a profile of `gemm_ms` (a shell word) in products, and
+/// says in `traced` which arm it was; "0 ..." is a run without.
+std::string traces(const std::string& gemm_ms = "8") {
+  return "traced=$(key profile_steps); echo \"$traced $overlap\" >> traced\n"
+         "if [ \"$traced\" -gt 0 ]; then\n"
+         "mkdir -p \"$run\"/traces; echo '{\"traceEvents\": [{\"ph\": \"X\"}]}' > "
+         "\"$run\"/traces/rank-0.json\n"
+         "sed -i \"s/ .stop_signal.: null}/ \\\"profile\\\": {\\\"of\\\": \\\"CPU operators\\\", "
+         "\\\"steps\\\": $traced, \\\"step_ms\\\": 12, \\\"idle_ms\\\": 1, \\\"groups\\\": [{\\\"name\\\": "
+         "\\\"GEMM\\\", \\\"ms\\\": " +
+         gemm_ms +
+         ", \\\"calls\\\": 9}, {\\\"name\\\": \\\"communication\\\", \\\"ms\\\": 3, \\\"calls\\\": 2}]}, "
+         "\\\"stop_signal\\\": null}/\" \"$run\"/summary.json\n"
+         "fi\n";
+}
+
+nlohmann::json first_target(const FrontProcess& front) {
+  return nlohmann::json::parse(read_file(front.file("out/results.json")))["targets"][0];
+}
+
+TEST(BenchRun, ADeepProfileTracesEachArmBehindTheTimedRuns) {
+  FrontProcess front;
+  front.set_worker(trains("10") + traces());
+  const Outcome outcome = front.run(bench({"--targets", "ddp", "--replicates", "1", "--profile", "deep"}));
+  ASSERT_EQ(outcome.code, 0) << outcome.err << outcome.out;
+  const std::string all = read_file(front.file("traced")), last = "4 false\n4 true\n";
+  EXPECT_TRUE(all.ends_with(last)) << all;
+  EXPECT_FALSE(contains(all.substr(0, all.size() - last.size()), "4 "))
+      << "timed runs are not traced: " << all;
+  const auto target = first_target(front);
+  EXPECT_EQ(target["samples"].size(), 4u) << "traced runs are no samples";
+  ASSERT_EQ(target["profiles"].size(), 2u);
+  const auto& profile = target["profiles"][1];
+  EXPECT_EQ(profile["of"], "CPU operators");
+  EXPECT_EQ(profile["groups"][0]["name"], "GEMM");
+  EXPECT_EQ(profile["groups"][0]["calls"], 9);
+  EXPECT_TRUE(std::filesystem::exists(front.file(profile["trace"]))) << profile["trace"];
+  EXPECT_TRUE(contains(outcome.out, "calls/step")) << outcome.out;
+  EXPECT_FALSE(contains(outcome.out, "of roof")) << outcome.out;
+}
+
+TEST(BenchRun, AProfileThatFailsIsSaidAndTheVerdictStays) {
+  FrontProcess front;
+  front.set_worker(
+      "[ -e mended ] || case \"$TRIREME_REQUEST\" in *'overlap: true'*'profile_steps: 4'*|*'profile_steps: "
+      "4'*'overlap: true'*) exit 6;; esac\n" +
+      trains("10") + traces());
+  const Outcome outcome = front.run(bench({"--targets", "ddp", "--replicates", "1", "--profile", "deep"}));
+  EXPECT_EQ(outcome.code, 0) << outcome.err << outcome.out;
+  EXPECT_TRUE(contains(outcome.out, "no profile: a run ended with code 6")) << outcome.out;
+  EXPECT_EQ(first_target(front)["state"], "measured");
+  EXPECT_FALSE(first_target(front)["scores"][1]["ratio"].is_null());
+
+  write_file_atomic(front.file("mended"), "");
+  std::filesystem::remove(front.file("traced"));
+  const Outcome again = front.run({"bench", "run", "--continue", "--out", "out"});
+  EXPECT_EQ(again.code, 0) << again.err;
+  EXPECT_EQ(read_file(front.file("traced")), "4 true\n") << "the one that failed is made again, and no other";
+  EXPECT_EQ(first_target(front)["profiles"][1]["error"], "");
+}
+
+/// Rates of a CPU rank of the kind that tests have, measured with two at once.
+void write_rates(const FrontProcess& front) {
+  plan::Rates rates = plan::usual_rates(plan::Device::kCpu);
+  rates.ranks = 2;
+  rates.measured = true;
+  write_file_atomic(front.file("rates.json"), plan::to_json(rates));
+}
+
+TEST(BenchRun, ARooflineHoldsWorkAgainstTheRatesOfTheMachine) {
+  FrontProcess front;
+  write_rates(front);
+  front.set_worker(trains("10") + traces("8000"));
+  const Outcome outcome = front.run(
+      bench({"--targets", "ddp", "--replicates", "1", "--profile", "roofline", "--probe", "rates.json"}));
+  ASSERT_EQ(outcome.code, 0) << outcome.err << outcome.out;
+  const auto profile = first_target(front)["profiles"][0];
+  const auto& products = profile["rates"][0];
+  EXPECT_EQ(products["group"], "GEMM");
+  const double flops = products["flops"], peak = profile["roof"]["flops_per_s"];
+  EXPECT_GT(flops, 0.0);
+  EXPECT_NEAR(products["flops_per_s"].get<double>(), flops / 8.0, 1e-9 * flops);
+  EXPECT_NEAR(products["flops_per_byte"].get<double>(), flops / products["bytes"].get<double>(), 1e-9);
+  EXPECT_GE(products["share_of_roof"].get<double>(), 0.999 * flops / 8.0 / peak);
+  EXPECT_TRUE(profile["rates"][1]["flops"].is_null()) << "messages are not counted";
+  EXPECT_TRUE(contains(outcome.out, "not counted")) << outcome.out;
+}
+
+TEST(BenchRun, AShareAboveOneBlocksTheTarget) {
+  FrontProcess front;
+  write_rates(front);
+  front.set_worker(trains("10") + traces("1e-6"));
+  const Outcome outcome = front.run(
+      bench({"--targets", "ddp", "--replicates", "1", "--profile", "roofline", "--probe", "rates.json"}));
+  EXPECT_EQ(outcome.code, 8) << outcome.err << outcome.out;
+  EXPECT_TRUE(contains(outcome.out, "no kind of kernel is faster than this machine was measured to be"))
+      << outcome.out;
+}
+
+TEST(BenchRun, ARooflineMeasuresRatesOnceForTheSameRanks) {
+  FrontProcess front;
+  write_rates(front);
+  front.set_worker(
+      "if [ \"$1\" = rates ]; then [ \"$RANK\" = 0 ] || exit 0; echo rates >> measured\n"
+      "cp rates.json \"$(printf %s \"$TRIREME_REQUEST\" | sed 's/.*\"file\":\"\\([^\"]*\\)\".*/\\1/')\"; "
+      "exit "
+      "0; "
+      "fi\n" +
+      trains("10") + traces("8000"));
+  const Outcome outcome =
+      front.run(bench({"--targets", "ddp,zero1", "-n", "2", "--replicates", "1", "--profile", "roofline"}));
+  ASSERT_EQ(outcome.code, 0) << outcome.err << outcome.out;
+  EXPECT_EQ(read_file(front.file("measured")), "rates\n");
+  EXPECT_TRUE(first_target(front)["profiles"][1].contains("roof")) << first_target(front)["profiles"];
+}
+
+TEST(BenchRun, RatesThatDoNotFitAreRefusedBeforeAnyRankStarts) {
+  FrontProcess front;
+  front.set_worker("touch started");
+  write_file_atomic(front.file("gpu.json"), plan::to_json(plan::usual_rates(plan::Device::kCuda, "h200")));
+  const std::pair<const char*, const char*> refused[] = {{"gpu.json", "but the run is planned for cpu"},
+                                                         {"nowhere.json", "cannot open nowhere.json"}};
+  for (const auto& [file, why] : refused) {
+    const Outcome outcome = front.run(bench({"--targets", "ddp", "--profile", "roofline", "--probe", file}));
+    EXPECT_NE(outcome.code, 0);
+    EXPECT_TRUE(contains(outcome.err, why)) << outcome.err;
+  }
+  EXPECT_FALSE(std::filesystem::exists(front.file("started")));
+}
+
+TEST(BenchRun, OfRatesOfOtherRanksThereIsNoRoof) {
+  FrontProcess front;
+  write_rates(front);
+  front.set_worker(trains("10") + traces("8000"));
+  const Outcome outcome = front.run(bench({"--targets", "zero1", "-n", "4", "--replicates", "1", "--profile",
+                                           "roofline", "--probe", "rates.json"}));
+  ASSERT_EQ(outcome.code, 0) << outcome.err << outcome.out;
+  EXPECT_TRUE(contains(outcome.out, "no roof: rates.json has the rates of 2 ranks at once")) << outcome.out;
+}
+
+TEST(BenchRun, ADryRunSaysWhatAProfileAdds) {
+  FrontProcess front;
+  front.set_worker("touch started");
+  const auto said = [&](const char* depth) {
+    return front.run(bench({"--targets", "ddp", "--profile", depth, "--dry-run"})).out;
+  };
+  EXPECT_FALSE(contains(said("minimal"), "profile takes")) << said("minimal");
+  EXPECT_TRUE(contains(said("deep"), "a run of 14 steps for each arm, 4 of them traced\n")) << said("deep");
+  EXPECT_TRUE(contains(said("roofline"), "and the rates of this machine")) << said("roofline");
+  EXPECT_FALSE(std::filesystem::exists(front.file("started")));
 }
 
 TEST(BenchRun, ChecksAgainstWhatWasAccepted) {

@@ -76,7 +76,8 @@ Json target_json(const TargetResult& target) {
       {"checks", checks},
       {"samples", target.samples},
       {"twins", target.twins},
-      {"proofs", target.proofs}};
+      {"proofs", target.proofs},
+      {"profiles", target.profiles}};
 }
 
 State state_from(const std::string& text) {
@@ -111,7 +112,13 @@ TargetResult target_from(const Json& json) {
   json.at("samples").get_to(target.samples);
   json.at("twins").get_to(target.twins);
   if (json.contains("proofs")) json.at("proofs").get_to(target.proofs);
+  if (json.contains("profiles")) json.at("profiles").get_to(target.profiles);
   const auto count = static_cast<int64_t>(target.arms.size());
+  for (const ArmProfile& profile : target.profiles) {
+    if (profile.arm < 0 || profile.arm >= count)
+      throw DataError("[bench.results] {} has a profile of arm {}, but {} arms", target.name, profile.arm,
+                      count);
+  }
   for (const Sample& sample : target.samples) {
     if (sample.slot.arm < 0 || sample.slot.arm >= count)
       throw DataError("[bench.results] {} has a run of arm {}, but {} arms", target.name, sample.slot.arm,
@@ -125,6 +132,24 @@ Json machine_json(const Machine& machine) {
           {"kernel", machine.kernel},     {"device", machine.device},
           {"cores", machine.cores},       {"memory_bytes", machine.memory_bytes},
           {"load", machine.load},         {"hardware", machine.hardware()}};
+}
+
+/// Where a roof was measured: counts, rates and clocks that hold together leave no kernel above it.
+void add_roof_check(TargetResult& target) {
+  bool has_roof = false;
+  std::string above;
+  for (const ArmProfile& profile : target.profiles) {
+    if (!profile.roof || !profile.error.empty()) continue;
+    has_roof = true;
+    const std::string why = above_roof(profile);
+    if (!why.empty() && above.empty())
+      above = fmt::format("{}: {}", target.arms[static_cast<size_t>(profile.arm)].name, why);
+  }
+  if (!has_roof) return;
+  target.checks.push_back(
+      {.what = "no kind of kernel is faster than this machine was measured to be",
+       .holds = above.empty(),
+       .detail = above.empty() ? fmt::format("shares of the roof are below {:g}", 1.0 + kRoofNoise) : above});
 }
 
 Machine machine_from(const Json& json) {
@@ -180,6 +205,7 @@ void judge(TargetResult& target, const std::string& why_no_twin) {
                           .why_no_twin = why_no_twin,
                           .proofs = &target.proofs,
                           .steps = target.steps});
+  add_roof_check(target);
   target.state = all_hold(target.checks) ? State::kMeasured : State::kBlocked;
   if (target.state == State::kMeasured) return;
   const Check& failed = *std::ranges::find(target.checks, false, &Check::holds);

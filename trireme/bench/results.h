@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "trireme/bench/profile.h"
 #include "trireme/bench/sample.h"
 #include "trireme/bench/target.h"
 #include "trireme/bench/verdict.h"
@@ -36,6 +37,7 @@ struct TargetResult {
   std::vector<Sample> twins;                   ///< a run on one rank, or none
   /// Short runs of all arms with train.deterministic=true, by arm; none where bits do not vary.
   std::vector<Sample> proofs = {};
+  std::vector<ArmProfile> profiles = {};  ///< in the order in which they were made; none: not asked for
   std::vector<Check> checks;
 };
 
@@ -52,7 +54,7 @@ struct Machine {
 struct Results {
   std::string command, started, version, commit, worker_digest;
   Machine machine;
-  std::string profile = "minimal";
+  std::string profile = "minimal";       ///< a word of kDepthNames
   std::vector<std::string> environment;  ///< "KEY=VALUE", given for the ranks
   nlohmann::json request;                ///< the options, with which --continue goes on
   bool complete = false;                 ///< all targets have come to an end
@@ -66,7 +68,8 @@ std::vector<Score> score(const TargetResult& target);
 /// tell.
 bool needs_proofs(const TargetResult& target);
 
-/// Judges a target whose runs are all there: checks and state.
+/// Judges a target whose runs are all there: checks and state. A profile that could not be taken changes
+/// nothing; one with kernels that are faster than the machine was measured to be blocks the target.
 void judge(TargetResult& target, const std::string& why_no_twin);
 
 /// 0; 8 where a target is blocked, 1 where one has failed, 3 where all were skipped.

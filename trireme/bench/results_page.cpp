@@ -99,8 +99,7 @@ Markup draw_bars(const std::vector<Bar>& bars) {
           svg);
 }
 
-Markup draw_rows(const Results& results) {
-  const Rows rows = rows_of(results);
+Markup draw_rows(const Rows& rows) {
   report::PageTable table{.titles = {}, .rows = {}, .style = "numbers"};
   for (const std::string& title : rows.titles) table.titles.emplace_back(title);
   for (const std::vector<std::string>& cells : rows.cells) {
@@ -142,6 +141,12 @@ Markup draw_samples(const TargetResult& target) {
              : report::folded("Runs, in the order in which they were made", report::draw_table(table));
 }
 
+Markup draw_profiles(const TargetResult& target) {
+  Markup lines;
+  for (const std::string& line : profile_lines(target)) lines += element("p", {{"class", "note"}}, line);
+  return lines;
+}
+
 Markup draw_target(const TargetResult& target) {
   Markup body = element("p", fmt::format("{}. Different: {}. Expected: {}.", target.summary,
                                          target.difference, target.expected));
@@ -149,8 +154,9 @@ Markup draw_target(const TargetResult& target) {
     body += element(
         "p", {{"class", "cause"}},
         fmt::format("{}{}", state_text(target.state), target.reason.empty() ? "" : ": " + target.reason));
-  return report::section(fmt::format("{} ({})", target.name, target.mode),
-                         body + draw_arms(target) + draw_checks(target) + draw_samples(target));
+  return report::section(
+      fmt::format("{} ({})", target.name, target.mode),
+      body + draw_arms(target) + draw_checks(target) + draw_profiles(target) + draw_samples(target));
 }
 
 }  // namespace
@@ -165,7 +171,9 @@ std::string to_page(const Results& results) {
     body += element("p", {{"class", "warn"}},
                     "It was interrupted: targets that are partial or missing have not ended.");
   body += element("p", {{"class", "note"}}, method_text(results));
-  body += draw_rows(results) + draw_bars(bars);
+  body += draw_rows(rows_of(results)) + draw_bars(bars);
+  if (const Rows profiles = profile_rows_of(results); !profiles.cells.empty())
+    body += report::section("Kernels", draw_rows(profiles));
   for (const TargetResult& target : results.targets) body += draw_target(target);
   body += report::section("Where and how", report::draw_facts(facts_of(results)));
   return report::whole_page("Benchmark", body);

@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <iterator>
+#include <string_view>
 
 #include "trireme/base/text.h"
 #include "trireme/report/table.h"
@@ -60,6 +62,55 @@ std::vector<std::string> arm_cells(const Results& results, const TargetResult& t
   return cells;
 }
 
+/// "12.3 G", in thousands.
+std::string short_count(double value) {
+  constexpr std::string_view kPrefixes[] = {"", "k", "M", "G", "T", "P"};
+  size_t prefix = 0;
+  while (value >= 1e3 && prefix + 1 < std::size(kPrefixes)) {
+    value /= 1e3;
+    ++prefix;
+  }
+  return fmt::format("{:.3g} {}", value, kPrefixes[prefix]);
+}
+
+std::string counted_text(double value, const char* unit) {
+  return value > 0.0 ? short_count(value) + unit : "not counted";
+}
+
+std::vector<std::string> roofline_cells(const GroupRates& rates) {
+  return {counted_text(rates.flops, "FLOP"),
+          counted_text(rates.bytes, "B"),
+          rates.intensity > 0.0 ? fmt::format("{:.3g}", rates.intensity) : kNoValue,
+          rates.flops > 0.0 ? short_count(rates.flops_per_s) + "FLOP/s" : kNoValue,
+          rates.bytes > 0.0 ? short_count(rates.bytes_per_s) + "B/s" : kNoValue,
+          rates.share > 0.0 ? fmt::format("{:.0f}%", 100.0 * rates.share) : kNoValue,
+          rates.bound.empty() ? kNoValue : rates.bound};
+}
+
+std::vector<std::string> group_cells(const Results& results, const TargetResult& target,
+                                     const ArmProfile& profile, const GroupRates& rates) {
+  std::vector<std::string> cells = {title_of(target), target.arms[static_cast<size_t>(profile.arm)].name,
+                                    rates.group.name, fmt::format("{:.3f}", rates.group.ms),
+                                    std::to_string(rates.group.calls)};
+  if (depth_of(results.profile) != Depth::kRoofline) return cells;
+  for (std::string& cell : roofline_cells(rates)) cells.push_back(std::move(cell));
+  return cells;
+}
+
+/// Rows as a table for a terminal.
+std::string table_text(const Rows& rows, int64_t columns) {
+  if (rows.cells.empty()) return "";
+  std::vector<report::Column> titles;
+  for (const std::string& title : rows.titles) {
+    const bool words =
+        title == "target" || title == "arm" || title == "verdict" || title == "kind" || title == "bound by";
+    titles.push_back({title, words ? report::Align::kLeft : report::Align::kRight});
+  }
+  report::Table table(std::move(titles));
+  for (const std::vector<std::string>& cells : rows.cells) table.add_row(cells);
+  return table.to_string(columns);
+}
+
 /// Targets whose arms have numbers.
 bool has_rows(const TargetResult& target) {
   return !target.samples.empty();
@@ -97,6 +148,14 @@ std::string markdown_row(const std::vector<std::string>& cells) {
   return line + "\n";
 }
 
+std::string markdown_table(const Rows& rows) {
+  if (rows.cells.empty()) return "";
+  std::string text =
+      markdown_row(rows.titles) + markdown_row(std::vector<std::string>(rows.titles.size(), "---"));
+  for (const std::vector<std::string>& cells : rows.cells) text += markdown_row(cells);
+  return text;
+}
+
 std::string threads_text(const TargetResult& target) {
   return target.threads > 0 ? fmt::format(" Threads a rank: {}.", target.threads) : "";
 }
@@ -110,6 +169,8 @@ std::string markdown_target(const TargetResult& target) {
   for (const Check& check : target.checks)
     text +=
         fmt::format("- {}: {} ({})\n", check.holds ? "holds" : "**does not hold**", check.what, check.detail);
+  if (!target.profiles.empty()) text += "\n";
+  for (const std::string& line : profile_lines(target)) text += "- " + line + "\n";
   return text;
 }
 
@@ -136,20 +197,54 @@ Rows rows_of(const Results& results) {
   return rows;
 }
 
-std::string to_text(const Results& results, int64_t columns) {
-  const Rows rows = rows_of(results);
-  std::string text;
-  if (!rows.cells.empty()) {
-    std::vector<report::Column> titles;
-    for (const std::string& title : rows.titles) {
-      const bool words = title == "target" || title == "arm" || title == "verdict";
-      titles.push_back({title, words ? report::Align::kLeft : report::Align::kRight});
-    }
-    report::Table table(std::move(titles));
-    for (const std::vector<std::string>& cells : rows.cells) table.add_row(cells);
-    text = table.to_string(columns);
+Rows profile_rows_of(const Results& results) {
+  Rows rows{.titles = {"target", "arm", "kind", "ms/step", "calls/step"}, .cells = {}};
+  if (depth_of(results.profile) == Depth::kRoofline) {
+    for (const char* title :
+         {"FLOPs/step", "bytes/step", "FLOP/byte", "FLOPs/s", "bytes/s", "of roof", "bound by"})
+      rows.titles.emplace_back(title);
   }
   for (const TargetResult& target : results.targets) {
+    for (const ArmProfile& profile : target.profiles) {
+      for (const GroupRates& rates : rates_of(profile))
+        rows.cells.push_back(group_cells(results, target, profile, rates));
+    }
+  }
+  return rows;
+}
+
+std::vector<std::string> profile_lines(const TargetResult& target) {
+  std::vector<std::string> lines;
+  for (const ArmProfile& profile : target.profiles) {
+    std::string line =
+        fmt::format("{}, {}: ", title_of(target), target.arms[static_cast<size_t>(profile.arm)].name);
+    if (!profile.error.empty()) {
+      lines.push_back(line + "no profile: " + profile.error);
+      continue;
+    }
+    const KernelProfile& kernels = profile.kernels;
+    line += fmt::format("{} of rank 0 in {} steps of {:.2f} ms, {:.2f} ms without any; trace {}",
+                        kernels.of_gpu ? "GPU kernels" : "CPU operators", kernels.steps, kernels.step_ms,
+                        kernels.idle_ms, profile.trace);
+    if (!profile.why_not_counted.empty()) line += "; work is not counted: " + profile.why_not_counted;
+    if (profile.roof)
+      line += fmt::format("; roof of a rank by {}: {}FLOP/s, {}B/s, in caches {}", profile.roof->origin,
+                          short_count(profile.roof->flops_per_s), short_count(profile.roof->bytes_per_s),
+                          profile.roof->cached_bytes_per_s > 0.0
+                              ? short_count(profile.roof->cached_bytes_per_s) + "B/s"
+                              : "not measured");
+    if (!profile.why_no_roof.empty()) line += "; no roof: " + profile.why_no_roof;
+    lines.push_back(line);
+  }
+  return lines;
+}
+
+std::string to_text(const Results& results, int64_t columns) {
+  std::string text = table_text(rows_of(results), columns);
+  const std::string profiles = table_text(profile_rows_of(results), columns);
+  if (!profiles.empty()) text += "\n" + profiles;
+  for (const TargetResult& target : results.targets) {
+    for (const std::string& line : profile_lines(target)) text += line + "\n";
     text += reason_line(target);
     if (target.shows_memory && has_rows(target)) text += memory_line(target);
   }
@@ -200,10 +295,9 @@ std::string to_markdown(const Results& results) {
   if (!results.complete)
     text += "**It was interrupted: targets that are partial or missing have not ended.**\n\n";
   text += method_text(results) + "\n\n";
-  if (!rows.cells.empty()) {
-    text += markdown_row(rows.titles) + markdown_row(std::vector<std::string>(rows.titles.size(), "---"));
-    for (const std::vector<std::string>& cells : rows.cells) text += markdown_row(cells);
-  }
+  text += markdown_table(rows);
+  if (const Rows profiles = profile_rows_of(results); !profiles.cells.empty())
+    text += "\n## Kernels\n\n" + markdown_table(profiles);
   text += "\n## Targets\n";
   for (const TargetResult& target : results.targets) text += markdown_target(target);
   text += "\n## Where and how\n\n";

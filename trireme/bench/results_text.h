@@ -14,6 +14,12 @@ struct Rows {
 };
 Rows rows_of(const Results& results);
 
+/// Titles and cells of a row a kind of kernel of each profile; without profiles no rows.
+Rows profile_rows_of(const Results& results);
+
+/// A line a profile: what was traced and where the trace is, or why there is none.
+std::vector<std::string> profile_lines(const TargetResult& target);
+
 /// Rows in at most `columns`, a line for each target without ratios that says why, and for each target that
 /// was asked for it what its arms hold.
 std::string to_text(const Results& results, int64_t columns);

@@ -3,12 +3,15 @@
 #include <algorithm>
 #include <filesystem>
 #include <numeric>
+#include <set>
 #include <utility>
 
 #include "trireme/base/build_info.h"
 #include "trireme/base/text.h"
 #include "trireme/cli/gpu_count.h"
+#include "trireme/cli/rates_file.h"
 #include "trireme/cli/run_plan.h"
+#include "trireme/plan/step_time.h"
 #include "trireme/report/machine.h"
 
 namespace trireme::cli {
@@ -25,6 +28,7 @@ struct Setting {
   std::string device;
   int gpus = 0;
   std::optional<int64_t> ranks;  ///< that the user asked for
+  bench::Depth depth = bench::Depth::kMinimal;
 };
 
 /// A target as the user wants it.
@@ -216,6 +220,26 @@ bench::TargetResult described(const Wish& wish, const Setting& setting) {
   return result;
 }
 
+/// What the kernels of an arm do. Of models that no count is known of it says so.
+PlannedWork count_work(const PreparedJob& job) {
+  PlannedWork work;
+  try {
+    const plan::StepWork step = plan::step_work(job.config.config, job.plan.ranks, job.plan.device);
+    work.dtype = step.dtype;
+    work.fp8 = step.fp8;
+    for (size_t kind = 0; kind < plan::kKernelKinds; ++kind) {
+      const plan::StepWork::Amount& amount = step.amounts[kind];
+      if (static_cast<plan::KernelKind>(kind) == plan::KernelKind::kOther || amount.bytes <= 0.0) continue;
+      work.counted.push_back({.group = std::string(plan::kNames<plan::KernelKind>[kind]),
+                              .flops = amount.flops,
+                              .bytes = amount.bytes});
+    }
+  } catch (const ConfigError& error) {
+    work.why_not = error.what();
+  }
+  return work;
+}
+
 /// Plans the runs of all arms, which check_runs() has an eye on.
 void plan_arms(PlannedTarget& planned, const Wish& wish, const Setting& setting,
                const std::vector<std::string>& user) {
@@ -229,6 +253,9 @@ void plan_arms(PlannedTarget& planned, const Wish& wish, const Setting& setting,
     const PreparedJob job = prepare(run, runs, setting.front);
     planned.estimated_s +=
         2.0 * static_cast<double>(result.blocks) * guessed_seconds(job.plan, job.config.config, result.steps);
+    if (setting.depth >= bench::Depth::kDeep)
+      planned.profile_s += guessed_seconds(job.plan, job.config.config, kStepsBeforeTrace + kTracedSteps);
+    if (setting.depth == bench::Depth::kRoofline) planned.work.push_back(count_work(job));
     planned.arms.push_back(run);
     planned.arm_ranks.push_back(ranks);
     result.keys.push_back(run.overrides);
@@ -351,6 +378,7 @@ std::vector<bench::Choice> choices_of(const LabOptions& options) {
 }
 
 void check_options(const LabOptions& options) {
+  bench::depth_of(options.profile);  // throws
   const bool named = !options.targets.empty() || !options.chapter.empty();
   if (named == !options.config.empty())
     throw ConfigError("[cli.bench] {}; name --targets T or --chapter C, or --config FILE with --arms",
@@ -363,6 +391,10 @@ void check_options(const LabOptions& options) {
     throw ConfigError(
         "[cli.bench] --target-extra-arg is for targets, but a config is measured; give its keys as "
         "--section.key=value");
+  if (!options.probe.empty() && bench::depth_of(options.profile) != bench::Depth::kRoofline)
+    throw ConfigError(
+        "[cli.bench] --probe {} is for --profile roofline, not {}; use that profile, or leave it out",
+        options.probe, options.profile);
 }
 
 std::vector<PlannedTarget> plan_targets(const Setting& setting) {
@@ -398,6 +430,7 @@ nlohmann::json to_json(const LabOptions& options) {
           {"arms", options.arms},
           {"mode", options.mode},
           {"profile", options.profile},
+          {"probe", options.probe},
           {"iterations", options.iterations},
           {"warm_up", options.warm_up},
           {"blocks", options.blocks},
@@ -414,6 +447,7 @@ LabOptions lab_options_from(const nlohmann::json& json) {
                      .arms = json.at("arms"),
                      .mode = json.at("mode"),
                      .profile = json.at("profile"),
+                     .probe = json.value("probe", ""),
                      .iterations = json.at("iterations"),
                      .warm_up = json.at("warm_up"),
                      .blocks = json.at("blocks"),
@@ -425,8 +459,28 @@ LabOptions lab_options_from(const nlohmann::json& json) {
   return options;
 }
 
+ProbedRanks LabPlan::probed(const PlannedTarget& target, size_t arm) const {
+  if (device == "cpu") return {.ranks = target.arm_ranks[arm], .threads = target.result.threads};
+  int64_t most = 1;
+  for (const PlannedTarget& one : targets) {
+    for (const int64_t ranks : one.arm_ranks) most = std::max(most, ranks);
+  }
+  return {.ranks = most};
+}
+
+double LabPlan::profile_s() const {
+  constexpr double kRates_s = 60.0;  // of which a GPU takes half
+  std::set<ProbedRanks> measured;
+  for (const PlannedTarget& target : targets) {
+    for (size_t arm = 0; arm < target.work.size(); ++arm) measured.insert(probed(target, arm));
+  }
+  const double rates_s = probe.empty() ? kRates_s * static_cast<double>(measured.size()) : 0.0;
+  return std::accumulate(targets.begin(), targets.end(), rates_s,
+                         [](double sum, const PlannedTarget& target) { return sum + target.profile_s; });
+}
+
 double LabPlan::estimated_s() const {
-  return std::accumulate(targets.begin(), targets.end(), 0.0,
+  return std::accumulate(targets.begin(), targets.end(), profile_s(),
                          [](double sum, const PlannedTarget& target) { return sum + target.estimated_s; });
 }
 
@@ -440,8 +494,18 @@ LabPlan plan_lab(const LabOptions& options, const Front& given) {
   const plan::Device asked = device_in(options.overrides, options.config);
   const int gpus = kHasCuda && asked != plan::Device::kCpu ? gpu_count() : 0;
   const std::string device(plan::name(choose_device(asked, gpus)));
-  const Setting setting{options, front, device, gpus, options.ranks ? options.ranks : launch.ranks};
-  return {.device = device, .environment = launch.environment, .targets = plan_targets(setting)};
+  const Setting setting{options,
+                        front,
+                        device,
+                        gpus,
+                        options.ranks ? options.ranks : launch.ranks,
+                        bench::depth_of(options.profile)};
+  if (!options.probe.empty()) read_rates(options.probe, *plan::parse<plan::Device>(device));
+  return {.device = device,
+          .environment = launch.environment,
+          .targets = plan_targets(setting),
+          .depth = setting.depth,
+          .probe = options.probe};
 }
 
 Front front_for(const PlannedTarget& target, const LabPlan& plan, const Front& given) {

@@ -38,6 +38,16 @@ std::string keys_text(const std::vector<std::string>& keys) {
   return join(words, " ");
 }
 
+/// What a profile adds to a bench; empty: nothing.
+std::string profile_text(const LabPlan& plan) {
+  if (plan.depth < bench::Depth::kDeep) return "";
+  const bool measures = plan.depth == bench::Depth::kRoofline && plan.probe.empty();
+  return fmt::format(
+      ", of which the profile takes {}: a run of {} steps for each arm, {} of them traced{}",
+      format_duration(plan.profile_s()), kStepsBeforeTrace + kTracedSteps, kTracedSteps,
+      measures ? ", and the rates of this machine (--probe takes those that are measured)" : "");
+}
+
 /// Prints the runs that would be made, arm by arm.
 void print_plan(const LabPlan& plan) {
   report::Table table(
@@ -52,7 +62,7 @@ void print_plan(const LabPlan& plan) {
                      std::to_string(2 * target.result.blocks), keys_text(target.arms[i].overrides)});
   }
   fmt::print("{}", table.to_string(terminal_columns(STDOUT_FILENO)));
-  fmt::print("on {}, roughly {}\n", plan.device, format_duration(plan.estimated_s()));
+  fmt::print("on {}, roughly {}{}\n", plan.device, format_duration(plan.estimated_s()), profile_text(plan));
 }
 
 /// The results that --continue goes on from, whose options are those of the first time.
@@ -129,8 +139,15 @@ void add_measuring(CLI::App& verb, LabOptions& lab) {
   constexpr int64_t kMost = 1'000'000;
   verb.add_option(
           "--profile", lab.profile,
-          with_default("none: times alone; minimal: also memory, bytes sent and waiting", lab.profile))
-      ->check(CLI::IsMember({"none", "minimal"}));
+          with_default("none: times alone; minimal: also memory, bytes sent and waiting; deep: also a traced "
+                       "run of each arm, with time by kind of kernel; roofline: also the FLOPs and bytes of "
+                       "each kind, beside what this machine was measured to do",
+                       lab.profile))
+      ->option_text("DEPTH");
+  verb.add_option("--probe", lab.probe,
+                  "With --profile roofline, rates that 'trireme doctor --probe FILE' has measured (default: "
+                  "they are measured once, for up to two minutes)")
+      ->option_text("FILE");
   verb.add_option("--mode", lab.mode,
                   with_default(
                       "declared: one thing is different; documents: what published scripts call baseline and "

@@ -13,7 +13,9 @@
 #include "trireme/base/log.h"
 #include "trireme/base/text.h"
 #include "trireme/cli/child.h"
+#include "trireme/cli/rates_file.h"
 #include "trireme/report/machine.h"
+#include "trireme/report/run_record.h"
 
 namespace trireme::cli {
 namespace {
@@ -98,6 +100,43 @@ std::string why_failed(const bench::Sample& sample, double limit_s) {
       sample.directory.empty() ? "" : fmt::format("; its logs are in {}/logs", sample.directory));
 }
 
+/// The roof of a rank by `rates`, for products in the dtypes of an arm.
+bench::Roof roof_of(const plan::Rates& rates, const PlannedWork& work) {
+  const plan::MemoryRates& memory = rates.memory_of(work.dtype);
+  const double products = rates.fastest_product(work.dtype);
+  return {.origin = rates.origin,
+          .ranks = rates.ranks,
+          .flops_per_s = work.fp8 ? std::max(products, rates.fastest_product("fp8")) : products,
+          .bytes_per_s = memory.most(),
+          .cached_bytes_per_s = memory.cached};
+}
+
+/// What a traced run has left.
+bench::ArmProfile read_profile(const BenchResult& done, size_t arm, double limit_s) {
+  bench::ArmProfile profile{.arm = static_cast<int64_t>(arm), .directory = done.run_directory};
+  const bench::Sample sample = bench::read_sample(done.run_directory, {}, done.code);
+  if (done.code != 0 || !sample.error.empty()) {
+    profile.error = done.code != 0 ? why_failed(sample, limit_s) : sample.error;
+    return profile;
+  }
+  const report::RunRecord run = report::read_run(done.run_directory);
+  const std::string trace = done.run_directory + "/traces/rank-0.json";
+  if (!run.summary || !run.summary->profile) {
+    profile.error = fmt::format("{}/summary.json has no profile", done.run_directory);
+  } else if (!std::filesystem::exists(trace)) {
+    profile.error = fmt::format("there is no {}", trace);
+  } else {
+    profile.kernels = *run.summary->profile;
+    profile.trace = trace;
+    if (profile.kernels.groups.empty())
+      profile.error = fmt::format("{} has no {}", trace,
+                                  profile.kernels.of_gpu
+                                      ? "GPU kernels; does another profiler use CUPTI, or may only root?"
+                                      : "operators");
+  }
+  return profile;
+}
+
 }  // namespace
 
 bench::Results new_results(const LabOptions& options, const LabPlan& plan, const Front& front) {
@@ -147,6 +186,10 @@ void take_over(bench::Results& results, const bench::Results& earlier) {
           target.name, before.name);
     if (std::ranges::all_of(before.twins, went_well)) target.twins = before.twins;
     if (std::ranges::all_of(before.proofs, went_well)) target.proofs = before.proofs;
+    for (const bench::ArmProfile& profile : before.profiles) {
+      const bool complete = profile.error.empty() && profile.why_no_roof.empty();
+      if (complete) target.profiles.push_back(profile);
+    }
     for (const bench::Sample& sample : before.samples) {
       if (!went_well(sample)) break;
       target.samples.push_back(sample);
@@ -166,13 +209,14 @@ void BenchSession::write() const {
 
 int BenchSession::run() {
   const double begin = monotonic_seconds();
-  double left = plan_.estimated_s();
+  double left = 0.0;
+  for (const PlannedTarget& target : plan_.targets) left += target.all_s();
   const double estimated = left;
   for (size_t i = 0; i < results_.targets.size(); ++i) {
     const int code = run_target(i);
     write();
     if (code != 0) return code;
-    left -= plan_.targets[i].estimated_s;
+    left -= plan_.targets[i].all_s();
     const double done = estimated - left;
     if (left > 0.5 && done > 0.0)
       log_info("bench: about {} left", format_duration(left / done * (monotonic_seconds() - begin)));
@@ -194,6 +238,7 @@ int BenchSession::run_target(size_t index) {
   }
   if (const int code = run_twin(planned, target, front); code != 0) return code;
   if (const int code = run_proofs(planned, target, front); code != 0) return code;
+  if (const int code = run_profiles(planned, target, front); code != 0) return code;
   judge(target, planned.why_no_twin);
   return 0;
 }
@@ -230,6 +275,73 @@ int BenchSession::run_twin(const PlannedTarget& planned, bench::TargetResult& ta
   if (was_asked_to_stop(done.code)) return done.code;
   target.twins = {bench::read_sample(done.run_directory, {}, done.code)};
   twins_.emplace_back(key, target.twins.front());
+  return 0;
+}
+
+/// After all that is timed: tracing takes time, and its steps are no samples.
+int BenchSession::run_profiles(const PlannedTarget& planned, bench::TargetResult& target, Front& front) {
+  if (plan_.depth < bench::Depth::kDeep) return 0;
+  for (size_t arm = 0; arm < target.arms.size(); ++arm) {
+    const auto is_there =
+        std::ranges::find(target.profiles, static_cast<int64_t>(arm), &bench::ArmProfile::arm);
+    if (is_there != target.profiles.end()) continue;
+    BenchRun run = planned.arms[arm];
+    run.label += ", traced";
+    run.overrides.push_back(fmt::format("train.profile_steps={}", kTracedSteps));
+    const BenchResult done =
+        train_once(run, runs_of(planned, planned.arm_ranks[arm], kStepsBeforeTrace + kTracedSteps), front);
+    if (was_asked_to_stop(done.code)) return done.code;
+    bench::ArmProfile profile = read_profile(done, arm, planned.limit_s);
+    if (profile.error.empty() && plan_.depth == bench::Depth::kRoofline) {
+      if (const int code = add_roof(planned, profile, front); code != 0) return code;
+    }
+    target.profiles.push_back(std::move(profile));
+    write();
+  }
+  std::ranges::sort(target.profiles, {}, &bench::ArmProfile::arm);
+  return 0;
+}
+
+/// Adds the counted work of an arm, and the roof that it is held against. Returns the code of a signal that
+/// ended the measuring of rates, else 0.
+int BenchSession::add_roof(const PlannedTarget& planned, bench::ArmProfile& profile, const Front& front) {
+  const auto arm = static_cast<size_t>(profile.arm);
+  const PlannedWork& work = planned.work[arm];
+  profile.counted = work.counted;
+  profile.why_not_counted = work.why_not;
+  if (work.counted.empty()) return 0;
+  const auto device = *plan::parse<plan::Device>(plan_.device);
+  const ProbedRanks probed = plan_.probed(planned, arm);
+  std::string file = plan_.probe;
+  if (file.empty()) {
+    file = fmt::format("{}/rates-{}x{}.json", folder_, probed.ranks, probed.threads);
+    if (!std::filesystem::exists(file) && !why_no_rates_.contains(probed)) {
+      const int code = measure_rates(file, device, probed.ranks, front.environment, front.command);
+      if (was_asked_to_stop(code)) return code;
+      if (code != 0)
+        why_no_rates_[probed] =
+            fmt::format("measuring the rates of {} ranks ended with code {}", probed.ranks, code);
+    }
+  }
+  const auto failed = why_no_rates_.find(probed);
+  if (failed != why_no_rates_.end()) {
+    profile.why_no_roof = failed->second;
+    return 0;
+  }
+  try {
+    const plan::Rates rates = read_rates(file, device);
+    if (device == plan::Device::kCpu && rates.ranks != probed.ranks) {
+      profile.why_no_roof = fmt::format(
+          "{} has the rates of {} ranks at once, which share cores otherwise than {} do; measure with "
+          "'trireme "
+          "doctor --probe FILE --cpu -n {}'",
+          file, rates.ranks, probed.ranks, probed.ranks);
+    } else {
+      profile.roof = roof_of(rates, work);
+    }
+  } catch (const Error& error) {
+    profile.why_no_roof = error.what();
+  }
   return 0;
 }
 

@@ -1,6 +1,9 @@
 #pragma once
 // Making the runs of a bench one after the other, with results.json on the disk after each of them.
+#include <map>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "trireme/bench/results.h"
 #include "trireme/cli/bench_plan.h"
@@ -31,6 +34,8 @@ class BenchSession {
                Front& front);
   int run_twin(const PlannedTarget& planned, bench::TargetResult& target, Front& front);
   int run_proofs(const PlannedTarget& planned, bench::TargetResult& target, Front& front);
+  int run_profiles(const PlannedTarget& planned, bench::TargetResult& target, Front& front);
+  int add_roof(const PlannedTarget& planned, bench::ArmProfile& profile, const Front& front);
   void write() const;
 
   const LabPlan& plan_;
@@ -39,6 +44,7 @@ class BenchSession {
   bench::Results results_;
   /// Runs on one rank of this session, by all of their keys: targets of one workload share one.
   std::vector<std::pair<std::string, bench::Sample>> twins_;
+  std::map<ProbedRanks, std::string> why_no_rates_;  ///< of those that could not be measured
 };
 
 }  // namespace trireme::cli

@@ -12,6 +12,7 @@
 #include "trireme/base/terminal.h"
 #include "trireme/cli/front.h"
 #include "trireme/cli/gpu_count.h"
+#include "trireme/cli/rates_file.h"
 #include "trireme/cli/train_job.h"
 #include "trireme/report/table.h"
 
@@ -59,10 +60,8 @@ void print_table(const std::vector<Check>& checks) {
 int probe(const DoctorOptions& options, const Front& front) {
   const int gpus = kHasCuda ? gpu_count() : 0;
   const plan::Device device = choose_device(options.cpu ? plan::Device::kCpu : plan::Device::kAuto, gpus);
-  Request request{
-      .verb = "rates", .config = "", .run_dir = "", .command = front.command, .json = options.json};
-  request.rates = {.device = std::string(plan::name(device)), .file = options.probe};
-  const int code = run_workers(request, front.environment, device, choose_ranks(options.ranks, device, gpus));
+  const int code = measure_rates(options.probe, device, choose_ranks(options.ranks, device, gpus),
+                                 front.environment, front.command);
   if (code == 0)
     fmt::print("the rates of this machine are in {}; 'trireme plan time --probe {}' uses them\n",
                options.probe, options.probe);

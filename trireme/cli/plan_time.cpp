@@ -9,10 +9,10 @@
 
 #include "trireme/base/terminal.h"
 #include "trireme/cli/front.h"
+#include "trireme/cli/rates_file.h"
 #include "trireme/cli/train_job.h"
 #include "trireme/cli/words.h"
 #include "trireme/plan/step_time.h"
-#include "trireme/plan/text_file.h"
 #include "trireme/report/table.h"
 
 namespace trireme::cli {
@@ -21,8 +21,6 @@ namespace {
 using TimeJson = nlohmann::ordered_json;
 using plan::TimeCause;
 using report::Align;
-
-constexpr size_t kMostBytesOfRates = size_t{16} << 20;
 
 struct TimeOptions {
   TrainJob job;
@@ -69,17 +67,7 @@ std::string time_share(double seconds, double of) {
 }
 
 plan::Rates rates_for(const TimeOptions& options, plan::Device device) {
-  if (options.probe.empty()) return plan::usual_rates(device, options.gpu);
-  plan::Rates rates =
-      plan::rates_from_text(plan::read_text_file(options.probe, kMostBytesOfRates), options.probe);
-  if (rates.on_gpu != (device == plan::Device::kCuda)) {
-    throw ConfigError(
-        "[cli.plan] {} has the rates of {}, but the run is planned for {}; set --device={}, or give the "
-        "rates "
-        "of such a machine",
-        options.probe, rates.device, plan::name(device), rates.on_gpu ? "cuda" : "cpu");
-  }
-  return rates;
+  return options.probe.empty() ? plan::usual_rates(device, options.gpu) : read_rates(options.probe, device);
 }
 
 /// CPU ranks share the cores of a host: rates of two are not those of one.
