@@ -385,12 +385,25 @@ TEST(StepWork, HasTheBytesOfItsOperands) {
   expect(KernelKind::kRope, layers * (2.0 + 2.0) * (d + keys));
   expect(KernelKind::kLoss, 4.0 * words);
   EXPECT_EQ(work[KernelKind::kNorm].flops, 0.0);
-  EXPECT_EQ(work[KernelKind::kFp8Casts].bytes, 0.0);
   const auto params = static_cast<double>(describe(config.model, config.data.seq_len).params);
   const double norm = config.train.grad_clip > 0.0 ? 4.0 : 0.0;
   EXPECT_NEAR(work[KernelKind::kOptimizer].bytes, (7.0 * 4.0 + norm) * params, 0.01 * norm * params);
   EXPECT_EQ(work.dtype, "fp32");
   EXPECT_FALSE(work.fp8);
+}
+
+TEST(StepWork, InFp8CastsMayComputeActivations) {
+  const auto work = [](const char* recipe) {
+    return step_work(timed_config({"model.preset=llama-tiny", "precision.compute=bf16",
+                                   fmt::format("precision.fp8={}", recipe)}),
+                     1, Device::kCuda);
+  };
+  const StepWork plain = work("off"), fp8 = work("tensorwise");
+  EXPECT_TRUE(fp8.fp8 && !plain.fp8);
+  EXPECT_GT(plain[KernelKind::kActivation].bytes, 0.0);
+  EXPECT_EQ(fp8[KernelKind::kActivation].bytes, 0.0) << "it is not counted";
+  EXPECT_EQ(fp8[KernelKind::kGemm].flops, plain[KernelKind::kGemm].flops);
+  EXPECT_LT(fp8[KernelKind::kGemm].bytes, plain[KernelKind::kGemm].bytes);
 }
 
 /// What backward computes again is work of its kinds: a block without its last product.

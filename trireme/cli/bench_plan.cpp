@@ -222,6 +222,8 @@ bench::TargetResult described(const Wish& wish, const Setting& setting) {
 
 /// What the kernels of an arm do. Of models that no count is known of it says so.
 PlannedWork count_work(const PreparedJob& job) {
+  if (plan::reads_images(job.config.config.model.family))
+    return {.why_not = "the plan has no shapes of convolutions"};
   PlannedWork work;
   try {
     const plan::StepWork step = plan::step_work(job.config.config, job.plan.ranks, job.plan.device);
@@ -229,7 +231,7 @@ PlannedWork count_work(const PreparedJob& job) {
     work.fp8 = step.fp8;
     for (size_t kind = 0; kind < plan::kKernelKinds; ++kind) {
       const plan::StepWork::Amount& amount = step.amounts[kind];
-      if (static_cast<plan::KernelKind>(kind) == plan::KernelKind::kOther || amount.bytes <= 0.0) continue;
+      if (amount.bytes <= 0.0) continue;
       work.counted.push_back({.group = std::string(plan::kNames<plan::KernelKind>[kind]),
                               .flops = amount.flops,
                               .bytes = amount.bytes});

@@ -172,22 +172,24 @@ StepWork step_work(const Config& config, int64_t ranks, Device device) {
   StepWork sum;
   sum.dtype = rate_dtype(run.config.precision.compute);
   sum.fp8 = run.config.precision.fp8.recipe != Fp8::kOff;
-  sum.amounts[static_cast<size_t>(KernelKind::kOptimizer)].bytes = costs.update_bytes;
   if (run.config.parallel.pp > 1) {
     for (const Action& action : program.actions) {
       const bool whole = action.unit == Action::kWholeModel;
-      if (action.unit >= 0 || whole)
-        count(sum, whole ? costs.whole : costs.work[static_cast<size_t>(action.unit)], action.kind, 1.0);
+      count(sum, whole ? costs.whole : costs.work[static_cast<size_t>(action.unit)], action.kind, 1.0);
     }
-    return sum;
+  } else {
+    // A program without stages shows fewer micro-batches than there may be, which are all alike.
+    std::vector<UnitWork> all = costs.work;
+    all.push_back(costs.whole);
+    for (const UnitWork& unit : all) {
+      for (const ActionKind kind : {ActionKind::kForward, ActionKind::kBackward})
+        count(sum, unit, kind, static_cast<double>(run.batch.accumulation));
+    }
   }
-  // A program without stages shows fewer micro-batches than there may be, which are all alike.
-  std::vector<UnitWork> all = costs.work;
-  all.push_back(costs.whole);
-  for (const UnitWork& unit : all) {
-    for (const ActionKind kind : {ActionKind::kForward, ActionKind::kBackward})
-      count(sum, unit, kind, static_cast<double>(run.batch.accumulation));
-  }
+  // A cast to FP8 computes the activation that it reads.
+  if (sum.fp8) sum.amounts[static_cast<size_t>(KernelKind::kActivation)] = {};
+  sum.amounts[static_cast<size_t>(KernelKind::kOptimizer)].bytes = costs.update_bytes;
+  sum.amounts[static_cast<size_t>(KernelKind::kOther)] = {};
   return sum;
 }
 

@@ -142,8 +142,8 @@ void WorkCounter::add_linear(UnitWork& work, const LinearWork& layer, bool fp8) 
   };
   // Each operand is cast once for the products along its rows and once along its columns.
   constexpr double kCast = 2.0;
-  const auto cast = [&](double features) {
-    return pass_of(KernelKind::kFp8Casts, tokens_ * features * (element_ + kCast), memory_.add);
+  const auto cast = [&](double features) -> Work {
+    return {TimeCause::kMemory, tokens_ * features * (element_ + kCast) / memory_.add};
   };
   if (fp8) work.forward.push_back(cast(in));
   // Weights that lie as (in, out) have gradients that do, too.
@@ -249,7 +249,7 @@ UnitWork WorkCounter::block(const UnitSpec& unit, int64_t layer) {
     if (is_bias_of_layer(param, unit)) biased += static_cast<double>(param.shape.front());
   }
   if (biased > 0.0)
-    work.backward_weight.push_back(pass_of(KernelKind::kBias, moved(biased, tokens_), memory_.add));
+    work.backward_weight.push_back({TimeCause::kMemory, moved(biased, tokens_) / memory_.add});
   add_again(work, unit, layer, last_product);
   return work;
 }

@@ -43,14 +43,13 @@ enum class KernelKind {
   kRope,
   kActivation,
   kLoss,
-  kBias,  ///< sums of rows for its gradient
-  kFp8Casts,
   kOptimizer,
-  kOther  ///< not counted: it is spread over several kinds of kernels, or makes none
+  kOther  ///< not counted: it is spread over several kinds of kernels, or part of another one
 };
 template <>
-inline constexpr auto kNames<KernelKind> = std::to_array<std::string_view>(
-    {"GEMM", "attention", "norm", "rope", "activation", "loss", "bias", "FP8 casts", "optimizer", "other"});
+inline constexpr auto kNames<KernelKind> = std::to_array<std::string_view>({"GEMM", "attention", "norm",
+                                                                            "rope", "activation", "loss",
+                                                                            "optimizer", "other"});
 inline constexpr size_t kKernelKinds = kNames<KernelKind>.size();
 
 /// An operation, launched once.

@@ -87,7 +87,7 @@ constexpr std::array<std::pair<std::string_view, std::string_view>, 58> kMarks =
 }};
 
 /// Likewise for operators on a CPU: those of torch and of trireme/kernels, and ranges of the engine.
-constexpr std::array<std::pair<std::string_view, std::string_view>, 34> kOperatorMarks = {{
+constexpr std::array<std::pair<std::string_view, std::string_view>, 39> kOperatorMarks = {{
     {"send ", "communication"},
     {"recv ", "communication"},
     {"gather ", "communication"},
@@ -99,11 +99,14 @@ constexpr std::array<std::pair<std::string_view, std::string_view>, 34> kOperato
     {"sgd", "optimizer"},
     {"sum_of_squares", "optimizer"},
     {"convolution", "convolution"},
+    {"aten::conv", "convolution"},
     {"conv_weights", "convolution"},
     {"attention", "attention"},
     {"head_gradients", "rope"},
     {"rope", "rope"},
     {"cross_entropy", "loss"},
+    {"nll_loss", "loss"},
+    {"log_softmax", "loss"},
     {"vocabulary_part", "loss"},
     {"scale_columns", "adapter"},
     {"trireme::scale", "loss"},
@@ -117,6 +120,8 @@ constexpr std::array<std::pair<std::string_view, std::string_view>, 34> kOperato
     {"embedding", "embedding"},
     {"mm", "GEMM"},
     {"matmul", "GEMM"},
+    {"aten::linear", "GEMM"},
+    {"aten::einsum", "GEMM"},
     {"aten::copy_", "memory"},
     {"aten::empty", "memory"},
     {"aten::zero", "memory"},
