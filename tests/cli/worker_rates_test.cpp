@@ -27,6 +27,7 @@ TEST_F(Worker, ProbeMeasuresRatesThatPredictSteps) {
   EXPECT_GT(rates.disk.write, 0.0);
   EXPECT_FALSE(std::filesystem::exists(front_.file("rates.json.disk")));
   EXPECT_GT(rates.products.at("fp32")[0].most_flops(), 1e8);
+  EXPECT_GT(rates.memory.at("fp32").cached, 1e8);
 
   const Words common = {"-n",
                         "2",

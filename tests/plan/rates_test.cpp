@@ -81,6 +81,24 @@ TEST(Rates, ComeBackFromTheirFile) {
   EXPECT_FALSE(back == rates);
 }
 
+/// The rate of caches came later than the files of some users.
+TEST(Rates, OfCachesMayBeMissing) {
+  Rates rates = usual_rates(Device::kCpu);
+  EXPECT_EQ(rates_from_text(to_json(rates), "f").memory.at("fp32").cached, 0.0);
+  rates.memory["fp32"] = {.copy = 2.0,
+                          .add = 3.0,
+                          .norm = 7.0,
+                          .norm_backward = 1.0,
+                          .activation = 5.0,
+                          .activation_backward = 4.0,
+                          .loss = 6.0,
+                          .update = 2.0,
+                          .cached = 9.0};
+  const MemoryRates back = rates_from_text(to_json(rates), "f").memory.at("fp32");
+  EXPECT_EQ(back.cached, 9.0);
+  EXPECT_EQ(back.most(), 7.0) << "of memory, whatever caches do";
+}
+
 TEST(Rates, WithoutLinksHaveTheUsualOnes) {
   nlohmann::ordered_json json = nlohmann::ordered_json::parse(to_json(usual_rates(Device::kCuda, "h200")));
   json.erase("links");
