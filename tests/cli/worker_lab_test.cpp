@@ -54,7 +54,7 @@ void write_fast_rates(const std::string& path, int64_t ranks) {
   write_file_atomic(path, plan::to_json(rates));
 }
 
-/// Of real ranks: the operators that a trace has, and the FLOPs of their shapes.
+/// Real ranks leave a trace with operators of all kinds, and the FLOPs are those of their shapes.
 TEST_F(Worker, BenchRunProfilesOneRankAndTwo) {
   for (const int64_t ranks : {1, 2}) {
     write_file_atomic(front_.file("mine.yaml"), "optim: {lr: 0.01}\nparallel: {policy: fsdp}\n");

@@ -50,8 +50,8 @@ TEST(Profile, WhatOnlyCallsOthersIsNoKindOfOperator) {
 
 class ProfiledRun : public TrainerTest {};
 
-/// Of the thread of rank 0. An operator that another one calls is that one's, so that nothing counts twice:
-/// the sum of one thread's groups and the rest is the step.
+/// An operator that another one calls is that one's, so that nothing counts twice: the groups of one thread
+/// and the rest are the step.
 TEST_F(ProfiledRun, SumsUpOperatorsOfTheCpu) {
   config_.train.steps = 4;
   config_.train.profile_steps = 2;

@@ -247,8 +247,8 @@ class Probe {
     rates.activation_backward = 3.0 * bytes(x) / seconds.backward;
   }
 
-  /// Of a pass in place over the first rows of `x`: as few as caches hold, but enough to take longer than a
-  /// launch.
+  /// The rate of a pass in place over the first rows of `x`: as few as caches hold, but enough to take longer
+  /// than a launch.
   double cached_rate(const at::Tensor& x) const {
     double most = 0.0;
     for (const int64_t part : {8, 16, 32, 64, 128}) {
