@@ -17,10 +17,10 @@
 namespace trireme::cli {
 namespace {
 
-const std::vector<std::string> kVerbs = {"train",  "generate", "eval",   "doctor", "plan",  "presets",
-                                         "config", "version",  "bench",  "ckpt",   "data",  "launch",
-                                         "lab",    "pipeline", "report", "sweep",  "serve", "ps",
-                                         "top",    "worker",   "find-lr"};
+const std::vector<std::string> kVerbs = {"train",  "generate", "eval",    "doctor", "plan",  "presets",
+                                         "config", "version",  "bench",   "ckpt",   "data",  "launch",
+                                         "lab",    "pipeline", "report",  "sweep",  "serve", "ps",
+                                         "top",    "worker",   "find-lr", "replay"};
 
 /// Every way to ask for help: the command, its verbs, and their subcommands.
 std::vector<std::vector<std::string>> all_commands() {

@@ -2,14 +2,17 @@
 #include <gtest/gtest.h>
 
 #include <csignal>
+#include <cstdio>
 #include <fstream>
 #include <iterator>
+#include <nlohmann/json.hpp>
 #include <tuple>
 
 #include "tests/controller/saved_run.h"
 #include "tests/controller/served.h"
 #include "tests/controller/trained_mini_gpt.h"
 #include "tests/support/refusal.h"
+#include "trireme/base/hash.h"
 
 namespace trireme {
 namespace {
@@ -52,6 +55,47 @@ TEST(WorkerProcesses, MakeCapturedStepsAgain) {
   EXPECT_GE(outcome.replays, 5);
 }
 
+/// What the program prints on stdout.
+std::string output_of(const std::string& command) {
+  std::string output;
+  FILE* const pipe = ::popen(command.c_str(), "r");
+  for (int next = 0; pipe != nullptr && (next = std::fgetc(pipe)) != EOF;)
+    output.push_back(static_cast<char>(next));
+  EXPECT_EQ(::pclose(pipe), 0) << command << "\n" << output;
+  return output;
+}
+
+/// A file of a program has captured steps as they were made, and is the program that ranks have placed.
+TEST(WorkerProcesses, ReplayTheFileOfAProgram) {
+  const std::string file = ::testing::TempDir() + "program.txt";
+  double sum = 0.0;
+  uint64_t hash = 0;
+  test::run_ranks(2, [&](std::shared_ptr<comm::World> world) {
+    gt::Options options;
+    if (world->rank() == 0) options.program_file = file;
+    const auto runner = std::make_shared<controller::RankProgram>(world);
+    const gt::Workers workers(runner, options);
+    gt::Tensor weight = gt::randn({8, 8});
+    gt::Capture capture;
+    for (int step = 0; step < 6; ++step) {
+      capture([&] {
+        const gt::no_grad off;
+        weight.add_(gt::tanh(gt::matmul(weight, weight)));
+      });
+    }
+    EXPECT_GT(capture.replays(), 1);
+    const double last = weight.sum().item();
+    if (world->rank() == 0) sum = last, hash = runner->placer().hash();
+  });
+  const auto replayed =
+      nlohmann::json::parse(output_of(TRIREME_PROGRAM " replay --device cpu --json " + file));
+  EXPECT_EQ(replayed.at("workers"), 2);
+  EXPECT_EQ(replayed.at("hash"), hex64(hash));
+  ASSERT_EQ(replayed.at("fetched").size(), 1U);
+  EXPECT_EQ(replayed.at("fetched").at(0).at("first").at(0).get<double>(), sum);
+  EXPECT_GE(replayed.at("most_bytes").at(1).get<int64_t>(), 2 * 8 * 8 * 4);
+}
+
 /// What fails in a step that is made again names its instruction, and ends the session.
 TEST(WorkerProcesses, NameTheInstructionThatFailsInACapturedStep) {
   const Served served(1);
@@ -67,7 +111,8 @@ TEST(WorkerProcesses, NameTheInstructionThatFailsInACapturedStep) {
   };
   for (int i = 0; i < 5; ++i) EXPECT_EQ(look_up(3), 1.0F);
   EXPECT_GT(capture.replays(), 0);
-  test::expect_mentions(test::failure_of([&] { look_up(9); }), {"worker 0", "embedding"});
+  test::expect_mentions(test::failure_of([&] { look_up(9); }),
+                        {"worker 0", "embedding", "of a step that was captured"});
 }
 
 /// A worker dies; new ones go on where the last file was written.

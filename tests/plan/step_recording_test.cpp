@@ -67,30 +67,33 @@ void expect_replayed(const StepRecording& recording, const std::vector<MadeInstr
 }
 
 TEST(StepRecording, FindsTheNumbersThatChangeAlike) {
-  StepRecording recording;
-  recording.observe(training_step(0, 0.1), kSignals);
+  StepRecording recording(training_step(0, 0.1));
   EXPECT_FALSE(recording.is_known());
-  recording.observe(training_step(1, 0.1), kSignals);
+  EXPECT_EQ(recording.difference(training_step(1, 0.1), kSignals), "");
+  EXPECT_EQ(recording.observe(training_step(1, 0.1), kSignals), "it was made for the second time");
   ASSERT_TRUE(recording.is_known());
   // Tensors of a step; its value from outside; request and step of the update, which both grow by one.
   EXPECT_EQ(recording.step().is_real, (std::vector<bool>{false, false, false}));
   for (int64_t number = 2; number < 5; ++number) expect_replayed(recording, training_step(number, 0.1));
   EXPECT_FALSE(is_match(recording, training_step(5, 0.2))) << "the rate has never changed before";
-  recording.observe(training_step(5, 0.2), kSignals);
+  EXPECT_EQ(recording.difference(training_step(5, 0.2), kSignals), "");
+  const std::string why = recording.observe(training_step(5, 0.2), kSignals);
   EXPECT_EQ(recording.step().is_real.size(), 4U);
-  EXPECT_NE(recording.why().find("lr=0.2"), std::string::npos) << recording.why();
+  EXPECT_NE(why.find("lr=0.2"), std::string::npos) << why;
+  EXPECT_NE(why.find("for the first time"), std::string::npos) << why;
   expect_replayed(recording, training_step(6, 0.3));
   expect_replayed(recording, training_step(9, 0.1));
 }
 
 TEST(StepRecording, DividesGroupsWhoseNumbersGoApart) {
-  StepRecording recording;
-  for (int64_t number = 0; number < 2; ++number) recording.observe(training_step(number, 0.1), kSignals);
+  StepRecording recording(training_step(0, 0.1));
+  recording.observe(training_step(1, 0.1), kSignals);
   std::vector<MadeInstruction> later = training_step(2, 0.1);
   later[2].instruction.attributes.whole[0] += 5;  // the client asked for other values between
   EXPECT_FALSE(is_match(recording, later));
-  recording.observe(later, kSignals);
-  EXPECT_NE(recording.why().find("fetch"), std::string::npos) << recording.why();
+  const std::string why = recording.observe(later, kSignals);
+  EXPECT_NE(why.find("fetch"), std::string::npos) << why;
+  EXPECT_NE(why.find("adamw_"), std::string::npos) << why;
   EXPECT_EQ(recording.step().is_real.size(), 4U);
   std::vector<MadeInstruction> next = training_step(3, 0.1);
   next[2].instruction.attributes.whole[0] += 17;
@@ -98,8 +101,8 @@ TEST(StepRecording, DividesGroupsWhoseNumbersGoApart) {
 }
 
 TEST(StepRecording, SeesEachDifference) {
-  StepRecording recording;
-  for (int64_t number = 0; number < 2; ++number) recording.observe(training_step(number, 0.1), kSignals);
+  StepRecording recording(training_step(0, 0.1));
+  recording.observe(training_step(1, 0.1), kSignals);
   const auto changed = [&](size_t index, const auto& change) {
     std::vector<MadeInstruction> step = training_step(2, 0.1);
     change(step[index]);
@@ -121,15 +124,45 @@ TEST(StepRecording, SeesEachDifference) {
   longer.push_back(longer.back());
   EXPECT_FALSE(is_match(recording, shorter));
   EXPECT_FALSE(is_match(recording, longer));
-  recording.observe(others[2], kSignals);
-  EXPECT_NE(recording.why().find("mul"), std::string::npos) << recording.why();
-  EXPECT_NE(recording.why().find("matmul"), std::string::npos) << recording.why();
+  const std::string differs = recording.difference(others[2], kSignals);
+  EXPECT_NE(differs.find("= mul "), std::string::npos) << differs;
+  EXPECT_NE(differs.find("matmul"), std::string::npos) << differs;
+  EXPECT_NE(recording.difference(others[5], kSignals).find("other shapes"), std::string::npos);
+  EXPECT_NE(recording.difference(shorter, kSignals).find("4 instructions"), std::string::npos);
+}
+
+/// An operation may come from one of two lines; errors have to name the right one.
+TEST(StepRecording, HasLinesAsNumbers) {
+  const auto step = [](int line) { return step_of("t1 = relu t0 @a #" + std::to_string(line) + "\n"); };
+  StepRecording recording(step(10));
+  recording.observe(step(11), kSignals);
+  expect_replayed(recording, step(10));
+  std::vector<int64_t> arguments;
+  ASSERT_TRUE(is_match(recording, step(10), &arguments));
+  EXPECT_EQ(replayed(recording.step(), arguments).at(0).line, 10U);
+}
+
+/// Numbers that all change on their own are too many to be sent in each step.
+TEST(StepRecording, OfTooManyArgumentsIsNotCompared) {
+  const auto step = [](uint64_t seed) {
+    std::mt19937 random(static_cast<uint32_t>(seed));
+    std::vector<MadeInstruction> made;
+    for (uint32_t i = 0; i < 5000; ++i) {
+      made.push_back(step_of("t1 = randn shape=2 @a\n")[0]);
+      made.back().instruction.output[0] = i;
+      made.back().instruction.attributes.whole[1] = static_cast<int64_t>(random());
+    }
+    return made;
+  };
+  StepRecording recording(step(0));
+  recording.observe(step(1), kSignals);
   EXPECT_FALSE(recording.is_known());
+  EXPECT_NE(recording.observe(step(2), kSignals).find("4096"), std::string::npos);
 }
 
 TEST(StepRecording, RefusesBytesThatAreNone) {
-  StepRecording recording;
-  for (int64_t number = 0; number < 2; ++number) recording.observe(training_step(number, 0.1), kSignals);
+  StepRecording recording(training_step(0, 0.1));
+  recording.observe(training_step(1, 0.1), kSignals);
   const std::string bytes = to_bytes(recording.step());
   for (size_t size = 0; size < bytes.size(); ++size)
     EXPECT_THROW(step_from_bytes(std::string_view(bytes).substr(0, size)), DataError) << size;

@@ -70,6 +70,7 @@ void add_serve(CLI::App& app, Front& front);
 void add_top(CLI::App& app, Front& front);
 void add_sweep(CLI::App& app, Front& front);
 void add_find_lr(CLI::App& app, Front& front);
+void add_replay(CLI::App& app, Front& front);
 void add_report(CLI::App& app, Front& front);
 void add_presets(CLI::App& app, Front& front);
 void add_config(CLI::App& app, Front& front);

@@ -43,6 +43,7 @@ void describe(CLI::App& app, Front& front) {
   add_lab(app, front);
   add_sweep(app, front);
   add_find_lr(app, front);
+  add_replay(app, front);
   add_serve(app, front);
   add_ps(app, front);
   add_top(app, front);

@@ -14,6 +14,7 @@ NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(DataOptions, action, path, format, train, tes
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(BenchCommOptions, device, mib, rounds, pairs)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(ControllerOptions, address, device, number, timeout_s, prints)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(RatesOptions, device, file)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(ReplayOptions, device, file, values, seed, is_explicit)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(BenchPipelineOptions, device, schedules, micro_batches, micro_batch_size,
                                    chunks, warmup, steps, study, timeline, details)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(ToyPipelineMode, name, micro_batches, window, blocking)
@@ -21,7 +22,7 @@ NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(ToyPipelineOptions, device, schedule, modes, 
                                    depth, steps, seed, lr, study, timeline)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Request, verb, config, run_dir, runs_root, resume, resume_from, attempt,
                                    ranks, finishes, command, json, quiet, silent, generate, eval, data,
-                                   bench_comm, bench_pipeline, toy_pipeline, controller, rates)
+                                   bench_comm, bench_pipeline, toy_pipeline, controller, rates, replay)
 
 std::string to_json(const Request& request) {
   try {

@@ -85,6 +85,15 @@ struct DataOptions {
   int64_t side = 224, images = 200, rounds = 5;  ///< of bench
 };
 
+/// A controller's program that is run again without its client.
+struct ReplayOptions {
+  std::string device = "cpu";
+  std::string file;
+  std::string values = "random";  ///< of inputs; or zeros
+  int64_t seed = 42;
+  bool is_explicit = false;
+};
+
 /// A worker of a controller.
 struct ControllerOptions {
   std::string address;  ///< of the server, as controller::Address::text() has it
@@ -95,7 +104,7 @@ struct ControllerOptions {
 };
 
 struct Request {
-  /// train, generate, eval, data, bench_comm, bench_pipeline, toy_pipeline, controller, rates or probe
+  /// train, generate, eval, data, bench_comm, bench_pipeline, toy_pipeline, controller, replay, rates or probe
   std::string verb = {};
   std::string config;   ///< resolved YAML (train, eval, bench_pipeline, toy_pipeline)
   std::string run_dir;  ///< made by the front command; empty: rank 0 makes one below `runs_root`
@@ -117,6 +126,7 @@ struct Request {
   ToyPipelineOptions toy_pipeline = {};
   ControllerOptions controller = {};
   RatesOptions rates = {};
+  ReplayOptions replay = {};
 };
 
 std::string to_json(const Request& request);

@@ -25,6 +25,7 @@ int run(const Environment& environment) {
   if (request.verb == "bench_pipeline") return worker_bench_pipeline(request, environment);
   if (request.verb == "toy_pipeline") return worker_toy_pipeline(request, environment);
   if (request.verb == "controller") return cli::worker_controller(request, environment);
+  if (request.verb == "replay") return cli::worker_replay(request, environment);
   if (request.verb == "probe") return cli::worker_probe();
   if (request.verb == "rates") return cli::worker_rates(request, environment);
   throw LogicError("[cli.worker] verb '{}' is unknown", request.verb);

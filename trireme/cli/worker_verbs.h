@@ -28,6 +28,8 @@ int worker_bench_pipeline(const Request& request, const Environment& environment
 int worker_toy_pipeline(const Request& request, const Environment& environment);
 /// Works for a controller until it ends.
 int worker_controller(const Request& request, const Environment& environment);
+/// Runs a controller's program without its client and prints what it fetches, or JSON.
+int worker_replay(const Request& request, const Environment& environment);
 /// Prints one JSON object: torch, GPUs, NCCL, threads, loaded libraries.
 int worker_probe();
 /// Measures the rates of this machine (plan/rates.h) on all ranks at once; rank 0 writes them to a file.

@@ -234,6 +234,13 @@ void ClientSession::wait_executed(uint64_t end) {
                   end, settings_.timeout_s, how_far());
 }
 
+void ClientSession::wait_executed_at_last(uint64_t end) {
+  Lock lock(mutex_);
+  send_buffer(lock);
+  changed_.wait(lock, [&] { return failure_ || executed_ >= end; });
+  check();
+}
+
 ClientSession::Request ClientSession::request() {
   const std::lock_guard lock(mutex_);
   check();

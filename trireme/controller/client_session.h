@@ -58,6 +58,9 @@ class ClientSession {
   uint64_t executed();
   /// Waits until the instructions below number `end` are executed by all workers.
   void wait_executed(uint64_t end);
+  /// Likewise, however long it takes: one instruction may be a long step, and workers that are lost or
+  /// stopped end the session.
+  void wait_executed_at_last(uint64_t end);
 
   /// An answer that a worker will send.
   class Request {

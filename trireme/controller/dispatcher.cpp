@@ -29,6 +29,7 @@ constexpr double kLookEvery_s = 0.1;
 constexpr double kMostSilence_s = 30.0, kSlowAnswers = 5.0;
 constexpr double kTellEvery_s = 1e-3;
 constexpr uint64_t kTellAfter = 1000;  ///< instructions
+constexpr uint64_t kFewLeft = 8;       ///< instructions, whose end the client may wait for
 constexpr size_t kMostPeers = 1024, kMostStrangers = 64;
 constexpr int64_t kLostPeer = static_cast<int64_t>(ExitCode::kCommunication);
 
@@ -333,6 +334,7 @@ void Dispatcher::from_client(Peer& peer, const Frame& frame) {
   }
   if (is<Replay>(frame)) {
     message_of<Replay>(frame);
+    check_ahead(1);
     ++submitted_;
     return pass_on(frame);
   }
@@ -352,13 +354,17 @@ void Dispatcher::take_instructions(const Frame& frame) {
     throw CommError("[controller.serve] {} instructions from number {} on came where {} was due",
                     instructions.count, instructions.first, submitted_);
   }
-  const auto least = std::ranges::min(workers_, {}, &Peer::executed)->executed;
-  if (submitted_ + instructions.count - least > kMostAhead) {
-    throw CommError("[controller.serve] the client is {} instructions ahead of the workers, {} are allowed",
-                    submitted_ + instructions.count - least, kMostAhead);
-  }
+  check_ahead(instructions.count);
   submitted_ += instructions.count;
   pass_on(frame);
+}
+
+/// Throws where so many instructions more would be too many.
+void Dispatcher::check_ahead(uint64_t more) const {
+  const uint64_t ahead = submitted_ + more - std::ranges::min(workers_, {}, &Peer::executed)->executed;
+  if (ahead > kMostAhead)
+    throw CommError("[controller.serve] the client is {} instructions ahead of the workers, {} are allowed",
+                    ahead, kMostAhead);
 }
 
 /// All workers get the same frames in the same order, or their world is lost.
@@ -389,8 +395,8 @@ void Dispatcher::take_progress(Peer& peer, const Progress& progress) {
 void Dispatcher::tell_progress() {
   if (!in_session_ || client_ == nullptr) return;
   const Peer& last = **std::ranges::min_element(workers_, {}, &Peer::executed);
-  if (last.executed == told_ || (last.executed - told_ < kTellAfter && now_ - told_at_ < kTellEvery_s))
-    return;
+  const bool may_wait = last.executed - told_ < kTellAfter && submitted_ - last.executed > kFewLeft;
+  if (last.executed == told_ || (may_wait && now_ - told_at_ < kTellEvery_s)) return;
   told_ = last.executed;
   told_at_ = now_;
   post(*client_, Progress{.session = session_, .executed = told_, .worker = last.number});

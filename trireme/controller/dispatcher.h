@@ -78,6 +78,7 @@ class Dispatcher {
   void from_worker(Peer& peer, const Frame& frame);
   void pass_on(const Frame& frame);
   void take_instructions(const Frame& frame);
+  void check_ahead(uint64_t more) const;
   void take_progress(Peer& peer, const Progress& progress);
   void tell_progress();
   Status status() const;

@@ -21,7 +21,8 @@ class ProgramRunner {
   /// A recorded step, which replays name by this number; one that had it before is forgotten.
   virtual void define_step(uint32_t number, const plan::RecordedStep& step) = 0;
   /// The instructions of the step, with numbers that follow from the arguments, as if they were submitted one
-  /// after the other. Returns at once while fewer than two replays are under way. Throws as submit() does.
+  /// after the other. Workers behind a dispatcher have one replay and the next: the third waits until the
+  /// first is done, for as long as they live. Throws as submit() does.
   virtual void replay(uint32_t number, const std::vector<int64_t>& arguments) = 0;
   /// Instructions may be collected before they leave; now they leave.
   virtual void flush() = 0;

@@ -64,7 +64,7 @@ void RemoteProgram::define_step(uint32_t number, const plan::RecordedStep& step)
 void RemoteProgram::replay(uint32_t number, const std::vector<int64_t>& arguments) {
   constexpr size_t kMostUnderWay = 2;
   if (replays_.size() == kMostUnderWay) {
-    session_->wait_executed(replays_.front());
+    session_->wait_executed_at_last(replays_.front());
     replays_.pop_front();
   }
   submitted_ = session_->replay(number, arguments) + 1;

@@ -129,11 +129,11 @@ void WorkerLink::begin_or_end(const WorkItem& item) {
   if (const auto* const end = std::get_if<SessionEnd>(&item)) data_.forget(end->session);
 }
 
-void WorkerLink::progress(uint64_t executed) {
+void WorkerLink::progress(uint64_t executed, bool at_once) {
   executed_ = executed;
   const bool is_due =
       executed_ - told_ >= kProgressAfter || monotonic_seconds() - told_at_ >= kProgressEvery_s;
-  if (is_due) tell_progress();
+  if (is_due || at_once) tell_progress();
 }
 
 void WorkerLink::tell_progress() {

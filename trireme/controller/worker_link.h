@@ -54,8 +54,8 @@ class WorkerLink {
   std::optional<WorkItem> next(double timeout_s);
 
   /// The instructions below number `executed` of this session are done. Sent at most every millisecond or
-  /// 1,000 instructions, and before next() waits.
-  void progress(uint64_t executed);
+  /// 1,000 instructions, and before next() waits; `at_once`: now.
+  void progress(uint64_t executed, bool at_once = false);
   /// Answers a request of this session's client with at most kMostAnswer bytes.
   void answer(uint64_t request, std::string_view bytes);
   /// Says why this worker ends, with its exit code.

@@ -77,7 +77,7 @@ class Worker {
   void take(const Bye&) { over_ = true; }
 
   void take(const Scope& scope) {
-    in_words("signal " + scope.name, [&] {
+    in_words(numbered("signal " + scope.name), [&] {
       tensors_->add_signal(scope.name, {scope.workers.begin(), scope.workers.end()});
     });
   }
@@ -86,33 +86,40 @@ class Worker {
     std::string_view left = instructions.bytes;
     for (uint32_t i = 0; i < instructions.count; ++i) {
       plan::Instruction one;
-      in_words("a record of an instruction", [&] { one = plan::take_instruction(left); });
+      in_words(numbered("a record of an instruction"), [&] { one = plan::take_instruction(left); });
       run_in_words(one, [&] { tensors_->run(one); });
       link_.progress(++executed_);
     }
   }
 
   void take(const Step& step) {
-    in_words("a recorded step", [&] { steps_.add(step.number, step.bytes, step.is_last); });
+    in_words(numbered("a recorded step"), [&] { steps_.add(step.number, step.bytes, step.is_last); });
   }
 
   void take(const Replay& replay) {
+    int64_t at = 0;
     in_words("", [&] {
       steps_.replay(replay.number, replay.arguments, [&](const RecordedSteps::Made& made) {
-        run_in_words(made.instruction, [&] { tensors_->run(made.instruction, made.placed); });
+        run_in_words(
+            made.instruction, [&] { tensors_->run(made.instruction, made.placed); },
+            fmt::format(" of a step that was captured, its instruction {}", at));
+        ++at;
       });
     });
-    link_.progress(++executed_);
+    link_.progress(++executed_, /*at_once=*/true);
   }
 
   template <typename Body>
-  void run_in_words(const plan::Instruction& one, const Body& body) {
+  void run_in_words(const plan::Instruction& one, const Body& body, const std::string& of = {}) {
     try {
       body();
     } catch (...) {
-      in_words(to_text(one, tensors_->placer().signals()), [] { throw; });
+      in_words(numbered(to_text(one, tensors_->placer().signals())) + of, [] { throw; });
     }
     beat();
+  }
+  std::string numbered(const std::string& what) const {
+    return fmt::format("instruction {} '{}'", executed_, what);
   }
 
   /// Tells the client what failed before this worker ends. `what` is empty where errors say it themselves.
@@ -136,8 +143,7 @@ class Worker {
   /// An instruction of a step has said what failed before the step that it belongs to fails.
   [[noreturn]] void fail(const std::string& what, int64_t code, const std::string& why) {
     if (std::exchange(has_failed_, true)) throw Error(static_cast<ExitCode>(code), why);
-    const std::string text =
-        what.empty() ? why : fmt::format("instruction {} '{}': {}", executed_, what, why);
+    const std::string text = what.empty() ? why : fmt::format("{}: {}", what, why);
     link_.failed(code, text);
     if (what.empty()) throw Error(static_cast<ExitCode>(code), why);
     throw Error(static_cast<ExitCode>(code),

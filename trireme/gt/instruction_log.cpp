@@ -17,15 +17,17 @@ std::string in_words(const TensorPlacement& placement) {
   return placement.is_replicate() ? "replicated" : "partial sums";
 }
 
+std::ofstream opened(const std::string& path, const char* what) {
+  std::ofstream file(path, std::ios::trunc);
+  if (!file)
+    throw trireme::EnvironmentError("[gt.log] cannot write the {} {}; name a file in a folder that is there",
+                                    what, path);
+  return file;
+}
+
 }  // namespace
 
-InstructionLog::InstructionLog(const std::string& path) : file_(path, std::ios::trunc) {
-  if (!file_)
-    throw trireme::EnvironmentError(
-        "[gt.log] cannot write the instruction log {}; name a file in a folder that is "
-        "there",
-        path);
-}
+InstructionLog::InstructionLog(const std::string& path) : file_(opened(path, "instruction log")) {}
 
 void InstructionLog::write(const std::string& place, const std::string& instruction,
                            const PlacedInstruction& placed, const std::vector<int64_t>& workers) {
@@ -40,6 +42,18 @@ void InstructionLog::write(const std::string& place, const std::string& instruct
 
 void InstructionLog::error(const std::string& what) {
   file_ << fmt::format("{:06} ERROR {}\n", lines_++, what) << std::flush;
+}
+
+ProgramFile::ProgramFile(const std::string& path) : file_(opened(path, "program file")) {
+  file_ << to_text(trireme::plan::Program());
+}
+
+void ProgramFile::add_signal(const std::string& name, const std::vector<int64_t>& workers) {
+  file_ << fmt::format("signal {} workers={}\n", name, fmt::join(workers, ","));
+}
+
+void ProgramFile::write(const trireme::plan::Instruction& one, const std::vector<std::string>& signals) {
+  file_ << to_text(one, signals) << '\n';
 }
 
 }  // namespace gt

@@ -23,4 +23,17 @@ class InstructionLog {
   int64_t lines_ = 0;
 };
 
+/// The instructions as workers get them, in the text of plan/instruction.h.
+class ProgramFile {
+ public:
+  /// Throws trireme::EnvironmentError for a file that cannot be written.
+  explicit ProgramFile(const std::string& path);
+
+  void add_signal(const std::string& name, const std::vector<int64_t>& workers);
+  void write(const trireme::plan::Instruction& one, const std::vector<std::string>& signals);
+
+ private:
+  std::ofstream file_;
+};
+
 }  // namespace gt

@@ -143,6 +143,7 @@ int32_t Program::add_signal(UsedSignal used) {
   }
   placer_.add_signal(used.signal.name, used.signal.workers);
   runner_->add_signal(used.signal.name, used.signal.workers);
+  if (file_of_program_) file_of_program_->add_signal(used.signal.name, used.signal.workers);
   signals_.push_back(std::move(used));
   return static_cast<int32_t>(std::ssize(signals_) - 1);
 }
@@ -225,6 +226,7 @@ void Program::send(const Instruction& one, const PlacedInstruction& placed, int6
 }
 
 void Program::give(const Instruction& one, uint64_t placed) {
+  if (file_of_program_) file_of_program_->write(one, placer_.signals());
   if (capture_ != nullptr) {
     capture_->take(one, placed);
   } else {
@@ -266,6 +268,11 @@ void Program::flush() {
   runner_->flush();
 }
 
+void Program::write_to(const std::string& path) {
+  file_of_program_ = std::make_unique<ProgramFile>(path);
+  for (const UsedSignal& used : signals_) file_of_program_->add_signal(used.signal.name, used.signal.workers);
+}
+
 void Program::record(std::vector<Recorded>* into) {
   send_frees();
   if (kept_for() == 0) ++kept_for_;
@@ -283,10 +290,17 @@ void Program::capture(CapturedStep* into) {
         "its "
         "micro-batches");
   if (into != nullptr && capture_ != nullptr)
-    throw ConfigError("[gt.capture] this step has another one in it; capture one of both");
+    throw ConfigError("[gt.capture] a gt::Capture was called inside of another one; remove one of the two");
   if (into != nullptr) ++kept_for_;
-  if (into == nullptr) send_frees();
+  send_frees();  // each belongs to the side on which its tensor was let go
   capture_ = into;
+}
+
+uint32_t Program::next_step() {
+  if (free_steps_.empty()) return next_step_++;
+  const uint32_t number = free_steps_.back();
+  free_steps_.pop_back();
+  return number;
 }
 
 /// A weight lies as the signal of its first product says; values from outside lie as activations do; the rest

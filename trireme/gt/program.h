@@ -159,6 +159,9 @@ class Program : public std::enable_shared_from_this<Program> {
   /// From here on, a line an instruction. Throws as InstructionLog does.
   void log_to(const std::string& path) { log_ = std::make_unique<InstructionLog>(path); }
 
+  /// From here on, the program as text that 'trireme replay' runs. Throws as ProgramFile does.
+  void write_to(const std::string& path);
+
   bool grad_enabled = true;
   std::optional<trireme::plan::TensorDtype> autocast = {};  ///< of products, where a scope says so
   int64_t next_seed = 42;
@@ -180,10 +183,11 @@ class Program : public std::enable_shared_from_this<Program> {
   void capture(CapturedStep* into);
   /// They go to the session again, whatever happens with those of this moment.
   void stop_capture() noexcept { capture_ = nullptr; }
-  /// While instructions are kept for later, a number of that time; 0: they go to workers.
+  /// Which schedule or capture holds instructions back now; 0: none, they go to workers at once.
   uint64_t kept_for() const { return is_recording() || capture_ != nullptr ? kept_for_ : 0; }
-  /// Of a recorded step.
-  uint32_t next_step() { return next_step_++; }
+  /// The number of a recorded step, until it is given back.
+  uint32_t next_step();
+  void give_back_step(uint32_t number) { free_steps_.push_back(number); }
   const std::vector<std::string>& signal_names() const { return placer_.signals(); }
   void freed(uint32_t number, int64_t stage);
 
@@ -227,7 +231,9 @@ class Program : public std::enable_shared_from_this<Program> {
   CapturedStep* capture_ = nullptr;
   uint64_t kept_for_ = 0;
   std::unique_ptr<InstructionLog> log_;
+  std::unique_ptr<ProgramFile> file_of_program_;
   uint32_t next_ = 0, next_step_ = 0;
+  std::vector<uint32_t> free_steps_;
   int64_t next_outside_ = 1, stages_ = 0;
 };
 

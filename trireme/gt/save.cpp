@@ -37,7 +37,8 @@ std::shared_ptr<Program> program_for(const char* call, const source_location& wh
   std::shared_ptr<Program> program = Program::current();
   if (program->kept_for() != 0)
     throw ConfigError(
-        "[gt.{}] {}: workers do not have yet what a gt::schedule() or gt::Capture has made; call it before or "
+        "[gt.{}] {}: workers do not have yet what a gt::schedule() or gt::Capture has made; call it before "
+        "or "
         "behind",
         call, place_of(where));
   return program;

@@ -57,11 +57,13 @@ float from_half(uint16_t half) {
 /// Recorded instructions go to workers when all micro-batches have been called for.
 std::string Value::take() {
   if (!bytes_.valid())
-    throw ConfigError("[gt] this value was read before, or is of no tensor; keep what it gave, or fetch again");
+    throw ConfigError(
+        "[gt] this value was read before, or is of no tensor; keep what it gave, or fetch again");
   if (kept_for_ != 0 && Program::exists() && Program::current()->kept_for() == kept_for_)
     throw ConfigError(
-        "[gt] workers have this value when the gt::schedule() or gt::Capture has ended in which it was asked "
-        "for; call fetch() there and read it behind");
+        "[gt] a value that is fetched inside of a gt::schedule() or gt::Capture arrives when that has ended; "
+        "keep "
+        "what fetch() returns, and read it after the call");
   return bytes_.get();
 }
 

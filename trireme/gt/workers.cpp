@@ -43,6 +43,7 @@ Options Options::from_environment(const Environment& environment) {
   Options options;
   options.signals = either(environment, "CONFIG").value_or("");
   options.instruction_log = either(environment, "INSTRUCTION_LOG").value_or("");
+  options.program_file = environment.get("TRIREME_PROGRAM_FILE").value_or("");
   options.auto_shard = is_on(environment, "AUTO_SHARD");
   options.verbose = is_on(environment, "VERBOSE") || is_on(environment, "DEBUG_DISPATCHER");
   const std::string backend = either(environment, "BACKEND").value_or("auto");
@@ -58,6 +59,7 @@ Workers::Workers(std::shared_ptr<ProgramRunner> runner, const Options& options) 
   if (!options.signals.empty()) signals = trireme::plan::load_signals(options.signals);
   program_ = std::make_shared<Program>(runner_, signals, options.is_explicit, options.auto_shard);
   if (!options.instruction_log.empty()) program_->log_to(options.instruction_log);
+  if (!options.program_file.empty()) program_->write_to(options.program_file);
   Program::make_current(program_.get());
 }
 

@@ -13,12 +13,14 @@ namespace gt {
 /// How a program meets its workers. from_environment() reads what the document's variables say:
 /// TRIREME_CONFIG (or GT_CONFIG) names a file of signals, TRIREME_BACKEND (GT_BACKEND) the device, where
 /// "numpy" is the CPU, TRIREME_AUTO_SHARD (GT_AUTO_SHARD) splits what no scope places,
-/// TRIREME_INSTRUCTION_LOG (GT_INSTRUCTION_LOG) names a file for a line an instruction, and TRIREME_VERBOSE
-/// (GT_VERBOSE) or TRIREME_DEBUG_DISPATCHER (GT_DEBUG_DISPATCHER) shows what the server says.
+/// TRIREME_INSTRUCTION_LOG (GT_INSTRUCTION_LOG) names a file for a line an instruction, TRIREME_PROGRAM_FILE
+/// one for the program as 'trireme replay' runs it, and TRIREME_VERBOSE (GT_VERBOSE) or
+/// TRIREME_DEBUG_DISPATCHER (GT_DEBUG_DISPATCHER) shows what the server says.
 struct Options {
   std::string signals = {};          ///< a file of signals (docs/guide/signals.md); empty: scopes need none
   std::string device = "auto";       ///< cpu, cuda, or auto: GPUs where there are some
   std::string instruction_log = {};  ///< empty: none
+  std::string program_file = {};     ///< as 'trireme replay' reads it; empty: none
   bool is_explicit = false;          ///< what would move between workers unasked is an error
   bool auto_shard = false;           ///< outside of scopes tensors are split by rows over all workers
   bool verbose = false;
@@ -43,7 +45,8 @@ class [[nodiscard]] Workers {
   Workers& operator=(Workers&&) = delete;
 
   int64_t size() const { return runner_->workers(); }
-  /// Gives workers what they were not given yet; a fetch does so by itself.
+  /// Gives workers what they were not given yet, but for what a schedule or a capture holds back; a fetch
+  /// does so by itself.
   void flush();
 
  private:

@@ -15,6 +15,7 @@
 #include "trireme/plan/batch.h"
 #include "trireme/plan/buckets.h"
 #include "trireme/plan/cost.h"
+#include "trireme/plan/family_parts.h"
 #include "trireme/plan/flat_layout.h"
 #include "trireme/plan/fp8.h"
 #include "trireme/plan/given_program.h"
@@ -231,8 +232,15 @@ int64_t most_in_flight(const Schedule& schedule, int64_t rank, int64_t stage) {
   return most;
 }
 
-/// What a block keeps beyond what is kept anyway, while it is computed again. Blocks of models of images are
-/// small beside what is kept.
+/// The widest output of a block's products, in features that a rank has.
+int64_t widest_output(const ModelConfig& held) {
+  const ModelFamilyRecord& family = record_of(held.family);
+  const int64_t inner = held.d_ff * (family.rotates ? 2 : 1);  // a gate beside what it opens for
+  return family.attends ? std::max(inner, query_width(held) + 2 * kv_width(held)) : inner;
+}
+
+/// What a block keeps beyond what is kept anyway, while it is computed again, and the gradient of its widest
+/// output. Blocks of models of images are small beside what is kept.
 int64_t recomputed_block(const Config& config, const ModelFacts& facts, int64_t sequences, Device device) {
   if (!computes_blocks_again(config.memory.recompute) || reads_images(config.model.family)) return 0;
   MemoryConfig keeps_all = config.memory;
@@ -241,7 +249,10 @@ int64_t recomputed_block(const Config& config, const ModelFacts& facts, int64_t 
       describe(config.model, config.data.seq_len, config.precision, keeps_all, facts.split);
   const int64_t more =
       activation_bytes(whole, sequences, device) - activation_bytes(facts, sequences, device);
-  return more / std::max<int64_t>(1, config.model.n_layers);
+  const ModelConfig held = split_model(complete(config.model, config.data.seq_len), facts.split);
+  const int64_t gradient =
+      sequences / facts.split.contexts * widest_output(held) * bytes_of(config.precision.compute);
+  return more / std::max<int64_t>(1, config.model.n_layers) + gradient;
 }
 
 int64_t copy_on_device(const RankBytes& bytes) {

@@ -15,9 +15,11 @@
 namespace trireme::plan {
 namespace {
 
-/// Calls body with each number that may differ from step to step, of which no placement follows.
+/// Calls body with each number that may differ from step to step. Placements follow from none of them but
+/// those of operands, and how these lie is in the digest.
 template <typename Some, typename Body>
 void for_each_number(Some& one, const Body& body) {
+  body(one.line);
   for (size_t i = 0; i < one.inputs; ++i) body(one.input[i]);
   for (size_t i = 0; i < one.outputs; ++i) body(one.output[i]);
   auto& attributes = one.attributes;
@@ -48,13 +50,14 @@ int64_t as_whole(const Number& number) {
     return static_cast<int64_t>(number);
 }
 
-Instruction without_numbers_of_step(Instruction one) {
-  for_each_number(one, [](auto& number) { number = {}; });
-  one.line = 0;
-  return one;
+int64_t difference_of(int64_t now, int64_t before) {
+  return static_cast<int64_t>(static_cast<uint64_t>(now) - static_cast<uint64_t>(before));
 }
 
-constexpr uint32_t kMostGroups = 1 << 16;
+Instruction without_numbers_of_step(Instruction one) {
+  for_each_number(one, [](auto& number) { number = {}; });
+  return one;
+}
 
 void put_number(std::string& bytes, uint64_t number) {
   for (int shift = 0; shift < 32; shift += 8) bytes.push_back(static_cast<char>(number >> shift));
@@ -128,8 +131,8 @@ std::string to_bytes(const RecordedStep& step) {
 RecordedStep step_from_bytes(std::string_view bytes) {
   RecordedStep step;
   const uint32_t instructions = get_number(bytes), numbers = get_number(bytes), arguments = get_number(bytes);
-  if (arguments > kMostGroups || bytes.size() < arguments || (bytes.size() - arguments) / 4 < numbers ||
-      bytes.size() < instructions)
+  if (arguments > kMostStepArguments || bytes.size() < arguments ||
+      (bytes.size() - arguments) / 4 < numbers || bytes.size() < instructions)
     refuse_bytes();
   for (uint32_t i = 0; i < arguments; ++i) step.is_real.push_back(bytes[i] != 0);
   bytes.remove_prefix(arguments);
@@ -164,45 +167,45 @@ std::string StepRecording::difference(const std::vector<MadeInstruction>& step,
   return fmt::format("it has {} instructions, and had {}", step.size(), bare_.size());
 }
 
-void StepRecording::observe(const std::vector<MadeInstruction>& step,
-                            const std::vector<std::string>& signals) {
-  const std::string differs = times_ == 0 ? std::string() : difference(step, signals);
-  ++version_;
-  if (times_ > 0 && differs.empty()) {
-    const auto [one, other] = regroup(step);
-    const auto words = [&](size_t at) {
-      return fmt::format("instruction {} '{}'", at, to_text(step[at].instruction, signals));
-    };
-    why_ = times_ == 1 ? "it was made for the second time"
-           : one == other
-               ? fmt::format("a number of {} has changed for the first time", words(one))
-               : fmt::format("numbers of {} and of {} have always changed alike, and now otherwise",
-                             words(one), words(other));
-    ++times_;
-    return;
-  }
-  why_ = times_ == 0 ? "it was made for the first time" : differs;
-  step_ = {};
-  bare_.clear();
-  placed_.clear();
+StepRecording::StepRecording(const std::vector<MadeInstruction>& step) {
   for (const MadeInstruction& made : step) {
     step_.instructions.push_back(made.instruction);
     bare_.push_back(without_numbers_of_step(made.instruction));
     placed_.push_back(made.placed);
     for_each_number(made.instruction, [&](const auto&) { step_.groups.push_back(0); });
   }
-  times_ = 1;
+}
+
+/// Two instructions whose numbers were in one group and are not any more.
+struct StepRecording::Parted {
+  size_t one = 0, other = 0;
+  bool is_new = false;  ///< the first change of a number that was in no group
+};
+
+std::string StepRecording::observe(const std::vector<MadeInstruction>& step,
+                                   const std::vector<std::string>& signals) {
+  const Parted parted = regroup(step);
+  const auto words = [&](size_t at) {
+    return fmt::format("instruction {} '{}'", at, to_text(step[at].instruction, signals));
+  };
+  ++version_;
+  if (++times_ == 2) return "it was made for the second time";
+  if (step_.is_real.size() > kMostStepArguments)
+    return fmt::format("{} of its numbers change on their own, at most {} may", step_.is_real.size(),
+                       kMostStepArguments);
+  return parted.is_new ? fmt::format("a number of {} has changed for the first time", words(parted.one))
+                       : fmt::format("numbers of {} and of {} have always changed alike, and now otherwise",
+                                     words(parted.one), words(parted.other));
 }
 
 /// Numbers of a group stay together where they have changed alike: whole ones by the same difference, real
-/// ones to the same value. Groups only ever divide, so that they come to an end. Returns two instructions
-/// whose numbers were in one group and are not any more; twice the same: its number had never changed.
-std::pair<size_t, size_t> StepRecording::regroup(const std::vector<MadeInstruction>& step) {
+/// ones to the same value. Groups only ever divide, so that they come to an end.
+StepRecording::Parted StepRecording::regroup(const std::vector<MadeInstruction>& step) {
   std::map<std::tuple<uint32_t, bool, int64_t>, uint32_t> groups;
   std::map<uint32_t, std::pair<int64_t, size_t>> first_changes;
   std::vector<bool> is_real;
   size_t number = 0;
-  std::optional<std::pair<size_t, size_t>> parted;
+  std::optional<Parted> parted;
   for (size_t i = 0; i < step.size(); ++i) {
     std::vector<int64_t> before;
     for_each_number(step_.instructions[i], [&](const auto& value) { before.push_back(as_whole(value)); });
@@ -212,11 +215,9 @@ std::pair<size_t, size_t> StepRecording::regroup(const std::vector<MadeInstructi
       uint32_t& group = step_.groups[number++];
       const int64_t now = as_whole(value), was = before[at++];
       if (group == 0 && now == was) return;
-      const int64_t change =
-          real ? now : static_cast<int64_t>(static_cast<uint64_t>(now) - static_cast<uint64_t>(was));
+      const int64_t change = real ? now : difference_of(now, was);
       const auto [first, at_first] = first_changes.try_emplace(group, change, i).first->second;
-      if (group == 0) parted = parted.value_or(std::pair(i, i));
-      if (group != 0 && first != change) parted = parted.value_or(std::pair(at_first, i));
+      if (!parted && (group == 0 || first != change)) parted = Parted{at_first, i, group == 0};
       const auto [found, is_new] =
           groups.try_emplace({group, real, change}, static_cast<uint32_t>(groups.size() + 1));
       if (is_new) is_real.push_back(real);
@@ -225,7 +226,7 @@ std::pair<size_t, size_t> StepRecording::regroup(const std::vector<MadeInstructi
     step_.instructions[i] = step[i].instruction;
   }
   step_.is_real = std::move(is_real);
-  return parted.value_or(std::pair<size_t, size_t>(0, 0));
+  return parted.value_or(Parted());
 }
 
 StepMatch::StepMatch(const StepRecording& recording)
@@ -237,7 +238,7 @@ bool StepMatch::take(const Instruction& instruction, uint64_t placed) {
   const RecordedStep& step = recording_.step_;
   if (is_complete() || recording_.placed_[next_] != placed) return false;
   if (without_numbers_of_step(instruction) != recording_.bare_[next_]) return false;
-  std::array<int64_t, kMostOpInputs + kMostOpResults + OpAttributes::kMostWhole + OpAttributes::kMostReal>
+  std::array<int64_t, kMostOpInputs + kMostOpResults + OpAttributes::kMostWhole + OpAttributes::kMostReal + 1>
       before{};
   size_t at = 0;
   for_each_number(step.instructions[next_], [&](const auto& value) { before[at++] = as_whole(value); });
@@ -251,8 +252,7 @@ bool StepMatch::take(const Instruction& instruction, uint64_t placed) {
       follows = follows && now == was;
       return;
     }
-    const int64_t argument =
-        real ? now : static_cast<int64_t>(static_cast<uint64_t>(now) - static_cast<uint64_t>(was));
+    const int64_t argument = real ? now : difference_of(now, was);
     if (!is_given_[group - 1]) arguments_[group - 1] = argument;
     is_given_[group - 1] = true;
     follows = follows && arguments_[group - 1] == argument;

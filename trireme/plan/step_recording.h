@@ -1,8 +1,8 @@
 #pragma once
 // A step of a program that is made again and again. Its instructions are the same each time but for numbers:
-// of tensors, of optimizer steps, of seeds, learning rates. Whoever has them needs only what these numbers
-// follow from to make a step again. As torch's CUDA graphs and Monarch's recordings do it, except that the
-// program still runs, so that nothing that it reads can change unseen.
+// of tensors, of optimizer steps, of seeds, learning rates, source lines. A worker that has the instructions
+// makes the step again from a few arguments, from which these numbers follow. Recordings of CUDA graphs and
+// of Monarch are alike, but here the program still runs, so that nothing that it reads can change unseen.
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -13,6 +13,8 @@
 #include "trireme/plan/placer.h"
 
 namespace trireme::plan {
+
+inline constexpr size_t kMostStepArguments = 4096;
 
 /// The instructions of a step, which numbers of them change from step to step, and which change alike.
 struct RecordedStep {
@@ -40,33 +42,35 @@ struct MadeInstruction {
 /// XXH3-64 over workers, types and placements of operands and results.
 uint64_t digest_of(const PlacedInstruction& placed);
 
-/// What the steps that were seen have in common.
+/// A step that was made one time or more: what stays, and what its numbers follow from.
 class StepRecording {
  public:
-  /// Takes a step as it was made. Where it is the last one but for numbers, it says more about these;
-  /// otherwise what is known begins anew with it, and why() says what differs.
-  /// `signals`: the program's, for these words.
-  void observe(const std::vector<MadeInstruction>& step, const std::vector<std::string>& signals);
+  explicit StepRecording(const std::vector<MadeInstruction>& step);
 
-  /// Whether two steps in a row were the same, so that the next one may be compared.
-  bool is_known() const { return times_ > 1; }
+  /// The first thing in which another step differs, in words; empty: it is the same but for numbers.
+  /// `signals`: the program's, for these words.
+  std::string difference(const std::vector<MadeInstruction>& step,
+                         const std::vector<std::string>& signals) const;
+  /// Takes the step as it was made once more; it has no difference(). Returns which of its numbers did not
+  /// follow from those before, in words.
+  std::string observe(const std::vector<MadeInstruction>& step, const std::vector<std::string>& signals);
+
+  /// Whether it was made at least twice, so that the next time may be compared, and follows from few
+  /// arguments.
+  bool is_known() const { return times_ > 1 && step_.is_real.size() <= kMostStepArguments; }
   const RecordedStep& step() const { return step_; }
-  /// Counts changes of step().
+  /// Counts changes of step(), from 1 on.
   uint64_t version() const { return version_; }
-  /// What was new in the step that was observed last.
-  const std::string& why() const { return why_; }
 
  private:
   friend class StepMatch;
-  std::string difference(const std::vector<MadeInstruction>& step,
-                         const std::vector<std::string>& signals) const;
-  std::pair<size_t, size_t> regroup(const std::vector<MadeInstruction>& step);
+  struct Parted;
+  Parted regroup(const std::vector<MadeInstruction>& step);
 
   RecordedStep step_;
   std::vector<Instruction> bare_;  ///< without numbers
   std::vector<uint64_t> placed_;
-  uint64_t version_ = 0, times_ = 0;
-  std::string why_;
+  uint64_t version_ = 1, times_ = 1;
 };
 
 /// Follows a step while it is made, as long as it is the recorded one.

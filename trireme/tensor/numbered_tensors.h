@@ -51,8 +51,8 @@ class NumberedTensors {
   /// group no longer agree, and the program has ended.
   void run(const plan::Instruction& instruction);
 
-  /// As run(), of an instruction of a recorded step. `placed` is what its instruction in an earlier step was
-  /// placed like; where that is null, this one is placed and kept there.
+  /// As run(), of an instruction of a recorded step. `placed`: how it was placed when the step was made here
+  /// first; null: this is the first time, which fills it in.
   void run(const plan::Instruction& instruction, std::shared_ptr<const plan::PlacedInstruction>& placed);
 
   /// This rank's part of a tensor that lies here, for which it waits where it has not arrived. Collective

@@ -1,0 +1,66 @@
+#include "trireme/controller/worker_replay.h"
+
+#include <ATen/ATen.h>
+#include <ATen/CPUGeneratorImpl.h>
+
+#include <algorithm>
+
+#include "trireme/base/clock.h"
+#include "trireme/base/error.h"
+#include "trireme/tensor/numbered_tensors.h"
+#include "trireme/tensor/op_kernels.h"
+
+namespace trireme::controller {
+namespace {
+
+/// Values that a file of a program does not have: numbers that depend on their input alone.
+class ReplayedValues : public tensor::Outside {
+ public:
+  explicit ReplayedValues(const ReplaySettings& settings) : settings_(settings) {}
+
+  at::Tensor value(int64_t from, const plan::TensorType& type) override {
+    const auto dtype = tensor::scalar_type_of(type.dtype);
+    if (!settings_.random_values || !plan::is_floating(type.dtype)) return at::zeros(type.shape, dtype);
+    const auto seed = static_cast<uint64_t>(settings_.seed) * 1'000'003 + static_cast<uint64_t>(from);
+    return at::randn(type.shape, at::make_generator<at::CPUGeneratorImpl>(seed), at::kFloat).to(dtype);
+  }
+
+  void answer(int64_t to, const at::Tensor& value) override {
+    constexpr int64_t kMostShown = 4;
+    const at::Tensor flat = value.detach().reshape({-1});
+    ReplayedValue fetched{.number = to, .elements = flat.numel()};
+    for (int64_t i = 0; i < std::min(flat.numel(), kMostShown); ++i)
+      fetched.first.push_back(flat[i].item<double>());
+    fetched_.push_back(std::move(fetched));
+  }
+
+  std::vector<ReplayedValue> take() { return std::move(fetched_); }
+
+ private:
+  const ReplaySettings& settings_;
+  std::vector<ReplayedValue> fetched_;
+};
+
+}  // namespace
+
+ReplayOutcome replay_program(comm::World& world, const plan::Program& program,
+                             const ReplaySettings& settings) {
+  ReplayedValues values(settings);
+  tensor::NumberedTensors tensors(world, values, settings.is_explicit);
+  for (size_t i = 0; i < program.signals.size(); ++i)
+    tensors.add_signal(program.signals[i], program.workers[i]);
+  const double begin = monotonic_seconds();
+  for (size_t i = 0; i < program.instructions.size(); ++i) {
+    const plan::Instruction& one = program.instructions[i];
+    try {
+      tensors.run(one);
+    } catch (const c10::Error& error) {
+      throw Error(ExitCode::kFailed,
+                  fmt::format("[controller.replay] {}: instruction {} '{}': {}", settings.name, i + 1,
+                              to_text(one, program.signals), error.what_without_backtrace()));
+    }
+  }
+  return {.seconds = monotonic_seconds() - begin, .hash = tensors.placer().hash(), .fetched = values.take()};
+}
+
+}  // namespace trireme::controller
