@@ -62,6 +62,17 @@ TEST(Roofline, SharesAreThoseThatAHandComputes) {
   EXPECT_EQ(above_roof(traced(0)), "");
 }
 
+/// Other mixes of reads and writes are a little faster than the pass that was measured.
+TEST(Roofline, ATenthAboveMemoryIsStillMemory) {
+  ArmProfile profile = traced(0);
+  profile.counted = {{.group = "norm", .bytes = 0.0214 * kGiga}};
+  EXPECT_EQ(rates_of(profile)[2].bound, "memory");
+  EXPECT_DOUBLE_EQ(rates_of(profile)[2].share, 1.07);
+  EXPECT_EQ(above_roof(profile), "");
+  profile.counted = {{.group = "norm", .bytes = 0.0224 * kGiga}};
+  EXPECT_EQ(rates_of(profile)[2].bound, "caches");
+}
+
 /// Four FLOPs a byte are below the ridge of ten: 40 MFLOP over 10 MB need 1 ms of memory, 0.4 ms of products.
 TEST(Roofline, FewFlopsAByteAreBoundByMemory) {
   ArmProfile profile = traced(0);

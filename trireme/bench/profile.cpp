@@ -32,7 +32,7 @@ void add_share(GroupRates& rates, const Roof& roof) {
   const RoofSeconds at = seconds_at(roof, rates);
   const double took = 1e-3 * rates.group.ms;
   if (took <= 0.0 || std::max(at.products, at.memory) <= 0.0) return;
-  const bool from_memory = at.memory <= took;
+  const bool from_memory = at.memory <= (1.0 + kRoofNoise) * took;
   const double bytes = from_memory ? at.memory : at.caches;
   rates.share = std::max(at.products, bytes) / took;
   rates.bound = at.products >= bytes ? "products" : (from_memory ? "memory" : "caches");
