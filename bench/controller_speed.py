@@ -4,7 +4,8 @@ ranks that make the same program for themselves (SPMD), as a JSON file.
 
     bench/controller_speed.py [--workers 2,8] [--build build/release] --out FILE
 
-All of it runs on CPUs of this machine, workers being processes of one thread. Exit codes: 0 done, 1 the program failed,
+Captured steps stand beside those whose instructions are sent one by one. All of it runs on CPUs of this machine, workers
+being processes of one thread; --workers demo takes the demo's model on one worker, on a GPU where there is one. Exit codes: 0 done, 1 the program failed,
 3 it could not be built.
 """
 

@@ -320,7 +320,7 @@ TEST(BenchRun, ARooflineMeasuresRatesOnceForTheSameRanks) {
   write_rates(front);
   front.set_worker(
       "if [ \"$1\" = rates ]; then [ \"$RANK\" = 0 ] || exit 0; echo rates >> measured\n"
-      "cp rates.json \"$(printf %s \"$TRIREME_REQUEST\" | sed 's/.*\"file\":\"\\([^\"]*\\)\".*/\\1/')\"; "
+      "cp rates.json \"$(printf %s \"$TRIREME_REQUEST\" | sed 's/.*\"rates\":{[^}]*\"file\":\"\\([^\"]*\\)\".*/\\1/')\"; "
       "exit "
       "0; "
       "fi\n" +

@@ -1,6 +1,7 @@
 // controller_speed: what driving tensors from one program costs, for bench/controller_speed.py. Prints a JSON
 // object a line. The workers are CPU processes behind a server of their own, or, for "SPMD", ranks that make
 // the same program for themselves.
+#include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
 #include <sys/resource.h>
@@ -122,45 +123,83 @@ std::string signals_for(int64_t workers) {
   return path;
 }
 
-/// Milliseconds of a training step of the tests' mini-GPT on tensor parallelism of two in a pipeline, and of
-/// the client's own work for it, as it is and captured.
-void time_steps(int64_t workers) {
-  constexpr int64_t kRounds = 12, kUncounted = 5;
-  mini_gpt::Config config = with_stages(workers / 2);
-  const std::string signals = signals_file(config, 2, workers);
-  const gt::Workers behind = gt::gpu_workers(workers, {.signals = signals, .device = "cpu"});
+/// Milliseconds of a training step of a mini-GPT, and of the client's own work for it, as JSON behind `name`.
+std::string step_ms(const std::string& name, const mini_gpt::Config& config, int64_t sequences,
+                    gt::Capture* capture) {
+  constexpr int64_t kRounds = 12, kUncounted = 6;
+  gt::manual_seed(5);
   const mini_gpt::MiniGpt model(config);
   std::vector<gt::Tensor> parameters;
-  for (const auto& [name, tensor] : model.parameters()) parameters.push_back(tensor);
-  gt::AdamW optimizer(parameters, 1e-2);
-  gt::Capture capture;
+  for (const auto& [label, tensor] : model.parameters()) parameters.push_back(tensor);
+  gt::AdamW optimizer(parameters, 1e-3);
+  std::vector<int64_t> words(static_cast<size_t>(sequences * config.tokens));
+  for (size_t i = 0; i < words.size(); ++i) words[i] = static_cast<int64_t>(i * i % 53);
   std::vector<gt::Tensor> losses;
+  const auto loss_of = [&](int64_t) { return model.loss(words, words, sequences); };
   const auto step = [&] {
-    losses = gt::schedule("1f1b", kMicroBatches, [&](int64_t micro_batch) {
-      return model.loss(words_of(0, micro_batch, 0), words_of(0, micro_batch, 1), kBatch);
-    });
+    losses.clear();
+    if (config.stages > 1) {
+      losses = gt::schedule("1f1b", kMicroBatches, loss_of);
+    } else {
+      for (int64_t i = 0; i < kMicroBatches; ++i) {
+        losses.push_back(loss_of(i));
+        (losses.back() * (1.0 / kMicroBatches)).backward();
+      }
+    }
     static_cast<void>(gt::clip_grad_norm(parameters, 0.5));
     optimizer.step();
     optimizer.zero_grad();
   };
-  std::string times;
-  for (const bool captured : {false, true}) {
-    std::vector<double> wall, client;
-    for (int64_t i = 0; i < kRounds + kUncounted; ++i) {
-      const double begin = now_s(), mine = thread_s();
-      captured ? capture(step) : step();
-      client.push_back(thread_s() - mine);
-      static_cast<void>(losses.back().item());
-      wall.push_back(now_s() - begin);
-    }
-    wall.erase(wall.begin(), wall.begin() + kUncounted);
-    client.erase(client.begin(), client.begin() + kUncounted);
-    times += fmt::format(R"(,"{0}_ms":{1},"{0}_client_ms":{2})", captured ? "captured" : "eager",
-                         1e3 * median(wall), 1e3 * median(client));
+  std::vector<double> wall, client;
+  for (int64_t i = 0; i < kRounds + kUncounted; ++i) {
+    const double begin = now_s(), mine = thread_s();
+    capture != nullptr ? (*capture)(step) : step();
+    const double given = thread_s() - mine;
+    static_cast<void>(losses.back().item());
+    if (i < kUncounted) continue;
+    wall.push_back(now_s() - begin);
+    client.push_back(given);
   }
+  return fmt::format(R"(,"{0}_ms":{1},"{0}_client_ms":{2})", name, 1e3 * median(wall), 1e3 * median(client));
+}
+
+/// Steps of the tests' model on tensor parallelism of two in a pipeline.
+void time_steps(int64_t workers) {
+  const mini_gpt::Config config = with_stages(workers / 2);
+  const std::string signals = signals_file(config, 2, workers);
+  const gt::Workers behind = gt::gpu_workers(workers, {.signals = signals, .device = "cpu"});
+  gt::Capture capture;
+  const std::string times =
+      step_ms("eager", config, kBatch, nullptr) + step_ms("captured", config, kBatch, &capture);
   std::cout << fmt::format(
                    R"({{"what":"step","workers":{},"instructions":{},"arguments":{},"replays":{}{}}})",
                    workers, capture.instructions(), capture.arguments(), capture.replays(), times)
+            << std::endl;
+  std::filesystem::remove(signals);
+}
+
+/// Steps of the document's model on one worker, on a GPU where there is one, beside a rank that makes the
+/// same program for itself.
+void time_demo() {
+  mini_gpt::Config config;
+  config.stages = 1;
+  const std::string signals = signals_file(config, 1, 1);
+  const bool on_gpu = at::hasCUDA();
+  std::string times;
+  gt::Capture capture;
+  {
+    const gt::Workers behind = gt::gpu_workers(1, {.signals = signals});
+    times = step_ms("eager", config, kBatch, nullptr) + step_ms("captured", config, kBatch, &capture);
+  }
+  const auto world =
+      comm::World::join_store(c10::make_intrusive<c10d::HashStore>(), 0, 1,
+                              on_gpu ? c10::Device(c10::kCUDA, 0) : c10::Device(c10::kCPU), 60.0, {});
+  {
+    const gt::Workers rank(std::make_shared<controller::RankProgram>(world), {.signals = signals});
+    times += step_ms("spmd", config, kBatch, nullptr);
+  }
+  std::cout << fmt::format(R"({{"what":"demo","gpu":{},"instructions":{},"arguments":{},"replays":{}{}}})",
+                           on_gpu, capture.instructions(), capture.arguments(), capture.replays(), times)
             << std::endl;
   std::filesystem::remove(signals);
 }
@@ -200,5 +239,6 @@ void measure(int64_t workers) {
 }  // namespace trireme
 
 int main(int argc, char** argv) {
-  for (int i = 1; i < argc; ++i) trireme::measure(std::atoll(argv[i]));
+  for (int i = 1; i < argc; ++i)
+    std::string(argv[i]) == "demo" ? trireme::time_demo() : trireme::measure(std::atoll(argv[i]));
 }
