@@ -1,6 +1,7 @@
 // Programs of workers that are processes behind a dispatcher.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <csignal>
 #include <cstdio>
 #include <fstream>
@@ -55,6 +56,11 @@ TEST(WorkerProcesses, MakeCapturedStepsAgain) {
   EXPECT_GE(outcome.replays, 5);
 }
 
+std::string read_text(const std::string& path) {
+  std::ifstream file(path);
+  return std::string(std::istreambuf_iterator<char>(file), {});
+}
+
 /// What the program prints on stdout.
 std::string output_of(const std::string& command) {
   std::string output;
@@ -87,12 +93,21 @@ TEST(WorkerProcesses, ReplayTheFileOfAProgram) {
     const double last = weight.sum().item();
     if (world->rank() == 0) sum = last, hash = runner->placer().hash();
   });
-  const auto replayed =
-      nlohmann::json::parse(output_of(TRIREME_PROGRAM " replay --device cpu --json " + file));
+  const std::string folder = ::testing::TempDir() + "replayed";
+  const auto replayed = nlohmann::json::parse(
+      output_of(TRIREME_PROGRAM " replay --device cpu --json --timeline " + folder + " " + file));
   EXPECT_EQ(replayed.at("workers"), 2);
   EXPECT_EQ(replayed.at("hash"), hex64(hash));
   ASSERT_EQ(replayed.at("fetched").size(), 1U);
   EXPECT_EQ(replayed.at("fetched").at(0).at("first").at(0).get<double>(), sum);
+  EXPECT_EQ(replayed.at("busy").size(), 2U);
+  const auto trace = nlohmann::json::parse(read_text(folder + "/trace.json")).at("traceEvents");
+  const auto instructions = replayed.at("instructions").get<size_t>();
+  EXPECT_EQ(trace.size(), 2 + 2 * instructions) << "both workers have a share of each instruction";
+  EXPECT_TRUE(std::ranges::any_of(trace, [](const auto& one) {
+    return one.at("name").template get<std::string>().find("= matmul") != std::string::npos;
+  }));
+  EXPECT_NE(read_text(folder + "/timeline.svg").find("worker 1"), std::string::npos);
   EXPECT_GE(replayed.at("most_bytes").at(1).get<int64_t>(), 2 * 8 * 8 * 4);
 }
 

@@ -13,7 +13,7 @@ namespace trireme::cli {
 namespace {
 
 struct ReplayFlags {
-  std::string file, device = "auto", values = "random";
+  std::string file, device = "auto", values = "random", timeline;
   int64_t seed = 42;
   bool is_explicit = false, json = false;
 };
@@ -51,7 +51,8 @@ int replay(const ReplayFlags& flags, Front& front) {
                     .file = flags.file,
                     .values = flags.values,
                     .seed = flags.seed,
-                    .is_explicit = flags.is_explicit};
+                    .is_explicit = flags.is_explicit,
+                    .timeline = flags.timeline};
   return run_workers(request, front.environment, device, choose_ranks(workers, device, gpus));
 }
 
@@ -71,6 +72,10 @@ void add_replay(CLI::App& app, Front& front) {
       ->check(CLI::IsMember({"random", "zeros"}));
   verb->add_option("--seed", flags->seed, with_default("Of random values", flags->seed))->option_text("N");
   verb->add_flag("--explicit", flags->is_explicit, "What would move between workers unasked is an error");
+  verb->add_option("--timeline", flags->timeline,
+                   "Write timeline.svg and trace.json (Perfetto) to this folder; GPUs are then waited for "
+                   "after each instruction")
+      ->option_text("FOLDER");
   verb->add_flag("--json", flags->json, "Print one JSON document");
   verb->footer(
       "Starts as many ranks as the file names workers, which run its instructions, and prints fetched "

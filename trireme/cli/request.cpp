@@ -14,7 +14,7 @@ NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(DataOptions, action, path, format, train, tes
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(BenchCommOptions, device, mib, rounds, pairs)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(ControllerOptions, address, device, number, timeout_s, prints)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(RatesOptions, device, file)
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(ReplayOptions, device, file, values, seed, is_explicit)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(ReplayOptions, device, file, values, seed, is_explicit, timeline)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(BenchPipelineOptions, device, schedules, micro_batches, micro_batch_size,
                                    chunks, warmup, steps, study, timeline, details)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(ToyPipelineMode, name, micro_batches, window, blocking)

@@ -92,6 +92,7 @@ struct ReplayOptions {
   std::string values = "random";  ///< of inputs; or zeros
   int64_t seed = 42;
   bool is_explicit = false;
+  std::string timeline;  ///< folder for a picture and a trace; empty: none
 };
 
 /// A worker of a controller.

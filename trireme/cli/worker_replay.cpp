@@ -2,9 +2,12 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <filesystem>
+#include <limits>
 #include <nlohmann/json.hpp>
 
 #include "trireme/base/error.h"
+#include "trireme/base/file.h"
 #include "trireme/base/hash.h"
 #include "trireme/base/text.h"
 #include "trireme/cli/request.h"
@@ -13,6 +16,7 @@
 #include "trireme/comm/world.h"
 #include "trireme/controller/worker_replay.h"
 #include "trireme/plan/program_bytes.h"
+#include "trireme/report/timeline.h"
 
 namespace trireme::cli {
 namespace {
@@ -23,8 +27,115 @@ Json to_json(const controller::ReplayOutcome& outcome) {
   Json fetched = Json::array();
   for (const controller::ReplayedValue& one : outcome.fetched)
     fetched.push_back({{"number", one.number}, {"elements", one.elements}, {"first", one.first}});
-  return {{"seconds", outcome.seconds}, {"hash", hex64(outcome.hash)}, {"fetched", fetched}};
+  Json times = Json::array();
+  for (const controller::ReplayedTime& one : outcome.times)
+    times.push_back({static_cast<double>(one.instruction), one.begin, one.end});
+  return {
+      {"seconds", outcome.seconds}, {"hash", hex64(outcome.hash)}, {"fetched", fetched}, {"times", times}};
 }
+
+/// The words of a legend, by the kind of an instruction.
+const std::vector<std::string> kReplayKinds = {"operation", "message", "backward", "update", "value"};
+
+size_t kind_of(const plan::Instruction& one) {
+  switch (one.kind) {
+    case plan::InstructionKind::kOp:
+      return one.op == plan::Op::kSgd || one.op == plan::Op::kAdamw ? 3 : 0;
+    case plan::InstructionKind::kCross:
+      return 1;
+    case plan::InstructionKind::kBackward:
+    case plan::InstructionKind::kWeights:
+    case plan::InstructionKind::kGradient:
+      return 2;
+    default:
+      return 4;
+  }
+}
+
+/// Instructions of each worker, as they were run.
+class ReplayTimeline {
+ public:
+  ReplayTimeline(const plan::Program& program, const std::vector<Json>& said) : program_(program) {
+    for (const Json& one : said) rows_.push_back(one["times"].get<std::vector<std::vector<double>>>());
+    double first = std::numeric_limits<double>::max();
+    for (const auto& row : rows_) first = row.empty() ? first : std::min(first, row.front()[1]);
+    for (auto& row : rows_)
+      for (auto& time : row) time = {time[0], time[1] - first, time[2] - first};
+  }
+
+  /// The share of its time that each worker has instructions of its own, waits for others included.
+  std::vector<double> busy() const {
+    std::vector<double> shares;
+    for (const auto& row : rows_) {
+      double sum = 0.0, end = 0.0;
+      for (const auto& time : row) {
+        sum += time[2] - time[1];
+        end = std::max(end, time[2]);
+      }
+      shares.push_back(end > 0.0 ? sum / end : 0.0);
+    }
+    return shares;
+  }
+
+  void write(const std::string& folder) const {
+    std::filesystem::create_directories(folder);
+    write_file_atomic(folder + "/timeline.svg", report::draw_svg(picture()));
+    write_file_atomic(folder + "/trace.json", trace());
+  }
+
+ private:
+  const plan::Instruction& instruction(const std::vector<double>& time) const {
+    return program_.instructions.at(static_cast<size_t>(time[0]));
+  }
+
+  /// Neighbours of one kind are one bar.
+  report::Timeline picture() const {
+    constexpr double kGap_s = 5e-5, kMs = 1e3;
+    report::Timeline timeline{.title = fmt::format("{} instructions", program_.instructions.size()),
+                              .kinds = kReplayKinds,
+                              .rows = {},
+                              .unit = "ms"};
+    for (size_t worker = 0; worker < rows_.size(); ++worker) {
+      report::TimelineRow row{.name = fmt::format("worker {}", worker), .bars = {}, .note = {}};
+      for (const auto& time : rows_[worker]) {
+        const size_t kind = kind_of(instruction(time));
+        const bool joins = !row.bars.empty() && row.bars.back().kind == kind &&
+                           kMs * (time[1] - kGap_s) <= row.bars.back().end;
+        if (joins) {
+          row.bars.back().end = kMs * time[2];
+        } else {
+          row.bars.push_back({.begin = kMs * time[1], .end = kMs * time[2], .label = {}, .kind = kind});
+        }
+      }
+      timeline.rows.push_back(std::move(row));
+    }
+    return timeline;
+  }
+
+  std::string trace() const {
+    constexpr double kMicroseconds = 1e6;
+    Json events = Json::array();
+    for (size_t worker = 0; worker < rows_.size(); ++worker) {
+      events.push_back({{"name", "thread_name"},
+                        {"ph", "M"},
+                        {"pid", 0},
+                        {"tid", worker},
+                        {"args", {{"name", fmt::format("worker {}", worker)}}}});
+      for (const auto& time : rows_[worker])
+        events.push_back({{"name", to_text(instruction(time), program_.signals)},
+                          {"cat", kReplayKinds[kind_of(instruction(time))]},
+                          {"ph", "X"},
+                          {"pid", 0},
+                          {"tid", worker},
+                          {"ts", kMicroseconds * time[1]},
+                          {"dur", kMicroseconds * (time[2] - time[1])}});
+    }
+    return Json{{"displayTimeUnit", "ms"}, {"traceEvents", events}}.dump() + "\n";
+  }
+
+  const plan::Program& program_;
+  std::vector<std::vector<std::vector<double>>> rows_;  ///< by worker: instruction, begin and end in seconds
+};
 
 /// What the ranks have to say of a run, by rank.
 std::vector<Json> of_all_ranks(comm::World& world, const Json& mine) {
@@ -58,6 +169,12 @@ void print(const Json& document) {
   std::vector<std::string> bytes;
   for (const Json& one : document["most_bytes"]) bytes.push_back(format_bytes(one.get<double>()));
   fmt::print("tensors   at most {} on workers 0, 1, ...\n", join(bytes, ", "));
+  if (document.contains("busy")) {
+    std::vector<std::string> shares;
+    for (const double share : document["busy"].get<std::vector<double>>())
+      shares.push_back(fmt::format("{:.0f}%", 100.0 * share));
+    fmt::print("at work   {} of the time, waits for others included\n", join(shares, ", "));
+  }
   fmt::print("hash      {} on all workers\n", document["hash"].get<std::string>());
 }
 
@@ -74,7 +191,8 @@ int worker_replay(const Request& request, const Environment& environment) {
                                                        {.name = options.file,
                                                         .random_values = options.values != "zeros",
                                                         .seed = options.seed,
-                                                        .is_explicit = options.is_explicit}));
+                                                        .is_explicit = options.is_explicit,
+                                                        .timed = !options.timeline.empty()}));
   const std::vector<Json> said = of_all_ranks(*world, mine);
   if (world->rank() != 0) return 0;
   std::vector<Json> fetched;
@@ -87,17 +205,22 @@ int worker_replay(const Request& request, const Environment& environment) {
                        mine["hash"].get<std::string>(), one["hash"].get<std::string>());
   }
   std::ranges::sort(fetched, {}, [](const Json& one) { return one["number"].get<int64_t>(); });
-  const Json document = {{"schema", "trireme.replay/1"},
-                         {"command", request.command},
-                         {"file", options.file},
-                         {"device", world->device().is_cuda() ? "cuda" : "cpu"},
-                         {"workers", world->size()},
-                         {"instructions", program.instructions.size()},
-                         {"values", options.values},
-                         {"fetched", fetched},
-                         {"seconds", seconds},
-                         {"most_bytes", plan::program_bytes(program, world->size(), options.file)},
-                         {"hash", mine["hash"]}};
+  Json document = {{"schema", "trireme.replay/1"},
+                   {"command", request.command},
+                   {"file", options.file},
+                   {"device", world->device().is_cuda() ? "cuda" : "cpu"},
+                   {"workers", world->size()},
+                   {"instructions", program.instructions.size()},
+                   {"values", options.values},
+                   {"fetched", fetched},
+                   {"seconds", seconds},
+                   {"most_bytes", plan::program_bytes(program, world->size(), options.file)},
+                   {"hash", mine["hash"]}};
+  if (!options.timeline.empty()) {
+    const ReplayTimeline timeline(program, said);
+    timeline.write(options.timeline);
+    document["busy"] = timeline.busy();
+  }
   request.json ? fmt::print("{}\n", document.dump(2)) : print(document);
   return 0;
 }

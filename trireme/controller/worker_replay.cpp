@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>
+#include <ATen/detail/CUDAHooksInterface.h>
 
 #include <algorithm>
 
@@ -49,18 +50,27 @@ ReplayOutcome replay_program(comm::World& world, const plan::Program& program,
   tensor::NumberedTensors tensors(world, values, settings.is_explicit);
   for (size_t i = 0; i < program.signals.size(); ++i)
     tensors.add_signal(program.signals[i], program.workers[i]);
+  ReplayOutcome outcome;
   const double begin = monotonic_seconds();
   for (size_t i = 0; i < program.instructions.size(); ++i) {
     const plan::Instruction& one = program.instructions[i];
+    const double began = settings.timed ? monotonic_seconds() : 0.0;
     try {
-      tensors.run(one);
+      const bool is_ours = tensors.run(one);
+      if (settings.timed && is_ours) {
+        if (world.device().is_cuda()) at::detail::getCUDAHooks().deviceSynchronize(world.device().index());
+        outcome.times.push_back({static_cast<int64_t>(i), began, monotonic_seconds()});
+      }
     } catch (const c10::Error& error) {
       throw Error(ExitCode::kFailed,
                   fmt::format("[controller.replay] {}: instruction {} '{}': {}", settings.name, i + 1,
                               to_text(one, program.signals), error.what_without_backtrace()));
     }
   }
-  return {.seconds = monotonic_seconds() - begin, .hash = tensors.placer().hash(), .fetched = values.take()};
+  outcome.seconds = monotonic_seconds() - begin;
+  outcome.hash = tensors.placer().hash();
+  outcome.fetched = values.take();
+  return outcome;
 }
 
 }  // namespace trireme::controller

@@ -14,6 +14,7 @@ struct ReplaySettings {
   bool random_values = true;  ///< of floating inputs, normally distributed; other inputs are zeros
   int64_t seed = 42;
   bool is_explicit = false;  ///< what would move between workers unasked is an error
+  bool timed = false;        ///< the time of each instruction is taken, for which a GPU is waited for
 };
 
 /// A value that the program has fetched.
@@ -21,10 +22,16 @@ struct ReplayedValue {
   int64_t number = 0, elements = 0;
   std::vector<double> first = {};  ///< a few elements
 };
+/// An instruction of which this rank had a share, in seconds of the machine's clock.
+struct ReplayedTime {
+  int64_t instruction = 0;
+  double begin = 0.0, end = 0.0;
+};
 struct ReplayOutcome {
   double seconds = 0.0;                     ///< of this rank
   uint64_t hash = 0;                        ///< of what was placed
   std::vector<ReplayedValue> fetched = {};  ///< by this rank
+  std::vector<ReplayedTime> times = {};     ///< where they were asked for
 };
 
 /// Runs the instructions of a program, whose signals all have workers, as ranks of the world. Throws

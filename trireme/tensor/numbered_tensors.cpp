@@ -99,24 +99,25 @@ const std::shared_ptr<comm::Group>& NumberedTensors::group(int64_t number) {
   return group;
 }
 
-void NumberedTensors::run(const Instruction& instruction) {
-  run_share(instruction, placer_.place(instruction));
+bool NumberedTensors::run(const Instruction& instruction) {
+  return run_share(instruction, placer_.place(instruction));
 }
 
-void NumberedTensors::run(const Instruction& instruction, std::shared_ptr<const PlacedInstruction>& placed) {
+bool NumberedTensors::run(const Instruction& instruction, std::shared_ptr<const PlacedInstruction>& placed) {
   if (placed) {
     placer_.follow(instruction, *placed);
   } else {
     placed = std::make_shared<const PlacedInstruction>(placer_.place(instruction));
   }
-  run_share(instruction, *placed);
+  return run_share(instruction, *placed);
 }
 
 /// Does what this rank has to do for it, if anything.
-void NumberedTensors::run_share(const Instruction& instruction, const PlacedInstruction& placed) {
+bool NumberedTensors::run_share(const Instruction& instruction, const PlacedInstruction& placed) {
   const bool takes_part = place_in(placed.group) >= 0 ||
                           (instruction.kind == InstructionKind::kCross && place_in(placed.cross.from) >= 0);
   if (takes_part) run_here(instruction, placed);
+  return takes_part;
 }
 
 void NumberedTensors::run_here(const Instruction& instruction, const PlacedInstruction& placed) {

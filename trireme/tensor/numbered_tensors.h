@@ -49,11 +49,12 @@ class NumberedTensors {
   /// without waiting for them, and what arrives is waited for at its first use. Throws ConfigError for what
   /// Placer refuses, CommError as collectives do, and what the operation throws; after that the ranks of its
   /// group no longer agree, and the program has ended.
-  void run(const plan::Instruction& instruction);
+  /// Returns whether this rank had a share of it.
+  bool run(const plan::Instruction& instruction);
 
   /// As run(), of an instruction of a recorded step. `placed`: how it was placed when the step was made here
   /// first; null: this is the first time, which fills it in.
-  void run(const plan::Instruction& instruction, std::shared_ptr<const plan::PlacedInstruction>& placed);
+  bool run(const plan::Instruction& instruction, std::shared_ptr<const plan::PlacedInstruction>& placed);
 
   /// This rank's part of a tensor that lies here, for which it waits where it has not arrived. Collective
   /// over its group then. Throws ConfigError for others.
@@ -69,7 +70,7 @@ class NumberedTensors {
   int64_t place_in(int64_t group) const;
   const std::shared_ptr<comm::Group>& group(int64_t number);
   Meeting& meeting(int64_t a, int64_t b);
-  void run_share(const plan::Instruction& instruction, const plan::PlacedInstruction& placed);
+  bool run_share(const plan::Instruction& instruction, const plan::PlacedInstruction& placed);
   void run_here(const plan::Instruction& instruction, const plan::PlacedInstruction& placed);
   void run_op(const plan::Instruction& instruction, const plan::PlacedInstruction& placed);
   void run_input(const plan::Instruction& instruction, const plan::PlacedInstruction& placed);
