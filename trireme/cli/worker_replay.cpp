@@ -35,7 +35,7 @@ Json to_json(const controller::ReplayOutcome& outcome) {
 }
 
 /// The words of a legend, by the kind of an instruction.
-const std::vector<std::string> kReplayKinds = {"operation", "message", "backward", "update", "value"};
+const std::vector<std::string> kReplayKinds = {"operations", "messages", "backward", "updates", "values"};
 
 size_t kind_of(const plan::Instruction& one) {
   switch (one.kind) {
@@ -63,17 +63,17 @@ class ReplayTimeline {
       for (auto& time : row) time = {time[0], time[1] - first, time[2] - first};
   }
 
-  /// The share of its time that each worker has instructions of its own, waits for others included.
-  std::vector<double> busy() const {
-    std::vector<double> shares;
+  /// The shares of the workers' time that instructions of each kind have, waits for others included.
+  Json shares() const {
+    std::vector<double> seconds(kReplayKinds.size());
+    double whole = 0.0;
     for (const auto& row : rows_) {
-      double sum = 0.0, end = 0.0;
-      for (const auto& time : row) {
-        sum += time[2] - time[1];
-        end = std::max(end, time[2]);
-      }
-      shares.push_back(end > 0.0 ? sum / end : 0.0);
+      for (const auto& time : row) seconds[kind_of(instruction(time))] += time[2] - time[1];
+      whole += row.empty() ? 0.0 : row.back()[2];
     }
+    Json shares = Json::object();
+    for (size_t kind = 0; kind < seconds.size(); ++kind)
+      shares[kReplayKinds[kind]] = whole > 0.0 ? seconds[kind] / whole : 0.0;
     return shares;
   }
 
@@ -169,11 +169,11 @@ void print(const Json& document) {
   std::vector<std::string> bytes;
   for (const Json& one : document["most_bytes"]) bytes.push_back(format_bytes(one.get<double>()));
   fmt::print("tensors   at most {} on workers 0, 1, ...\n", join(bytes, ", "));
-  if (document.contains("busy")) {
+  if (document.contains("shares")) {
     std::vector<std::string> shares;
-    for (const double share : document["busy"].get<std::vector<double>>())
-      shares.push_back(fmt::format("{:.0f}%", 100.0 * share));
-    fmt::print("at work   {} of the time, waits for others included\n", join(shares, ", "));
+    for (const auto& [kind, share] : document["shares"].items())
+      shares.push_back(fmt::format("{} {:.0f}%", kind, 100.0 * share.get<double>()));
+    fmt::print("workers   {}, waits for others included\n", join(shares, ", "));
   }
   fmt::print("hash      {} on all workers\n", document["hash"].get<std::string>());
 }
@@ -219,7 +219,7 @@ int worker_replay(const Request& request, const Environment& environment) {
   if (!options.timeline.empty()) {
     const ReplayTimeline timeline(program, said);
     timeline.write(options.timeline);
-    document["busy"] = timeline.busy();
+    document["shares"] = timeline.shares();
   }
   request.json ? fmt::print("{}\n", document.dump(2)) : print(document);
   return 0;
