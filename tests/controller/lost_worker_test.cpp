@@ -141,7 +141,8 @@ TEST(Failures, ACallbackThatThrowsLeavesTheSessionWhole) {
   test::expect_mentions(test::failure_of([&] { gt::schedule("1f1b", 4, loss_of); }), {"mine"});
   EXPECT_EQ(b.sum().item(), 12);
   throws_at = -1;
-  test::expect_mentions(test::failure_of([&] { gt::schedule("1f1b", 4, loss_of); }), {"read it after the call"});
+  test::expect_mentions(test::failure_of([&] { gt::schedule("1f1b", 4, loss_of); }),
+                        {"read it after the call"});
   a.zero_grad();
   b.zero_grad();
   throws_at = 9;

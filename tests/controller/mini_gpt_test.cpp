@@ -292,21 +292,57 @@ TEST(Capture, IsTheSameWhateverIsDoneBetween) {
       if (step % 3 != 0) continue;
       EXPECT_EQ(gt::matmul(some_rows(3), weight).mean().item(), 2);
     }
-    EXPECT_GE(capture.replays(), 7) << capture.why();
+    EXPECT_EQ(capture.replays(), 9) << capture.why();
   });
 }
 
+/// Each takes the number of the one before, which was another step.
 TEST(Capture, MayBeAsShortLivedAsOneLikes) {
   with_one_worker([] {
-    const gt::Tensor weight = gt::ones({4, 4});
+    const gt::Tensor small = gt::ones({4, 4}) * 1.0, large = gt::ones({6, 6}) * 1.0;
+    EXPECT_EQ(small.sum().item() + large.sum().item(), 52);
     for (int64_t i = 0; i < 1100; ++i) {
       gt::Capture capture;
       gt::Value fetched;
-      for (int64_t step = 0; step < 3; ++step)
-        capture([&] { fetched = (weight * static_cast<double>(i)).sum().fetch(); });
-      ASSERT_EQ(fetched.floats()[0], 16.0F * static_cast<float>(i));
-      ASSERT_EQ(capture.replays(), 1) << i << ": " << capture.why();
+      const gt::Tensor& weight = i % 2 == 0 ? small : large;
+      for (int64_t step = 0; step < 4; ++step)
+        capture([&] { fetched = (weight * static_cast<double>(i)).sum({0}).fetch(); });
+      const std::vector<float> sums = fetched.floats();
+      ASSERT_EQ(sums, std::vector<float>(i % 2 == 0 ? 4 : 6, static_cast<float>(i * (i % 2 == 0 ? 4 : 6))));
+      ASSERT_EQ(capture.replays(), 2) << i << ": " << capture.why();
     }
+  });
+}
+
+TEST(Capture, KnowsAsManyStepsAsThereAreShapes) {
+  with_one_worker([] {
+    const gt::Tensor weight = gt::ones({4, 4}) * 1.0;
+    EXPECT_EQ(weight.sum().item(), 16);
+    gt::Capture capture;
+    for (int64_t step = 0; step < 40; ++step) {
+      gt::Value fetched;
+      const int64_t rows = 1 + step % 8;
+      capture([&] { fetched = gt::matmul(some_rows(rows), weight).sum().fetch(); });
+      ASSERT_EQ(fetched.floats()[0], 8.0F * static_cast<float>(rows));
+    }
+    EXPECT_EQ(capture.replays(), 24) << capture.why();
+  });
+}
+
+/// Workers keep 1,024 steps; further ones are made as without a capture.
+TEST(Capture, BeyondWhatWorkersKeepIsNoReplay) {
+  with_one_worker([] {
+    const gt::Tensor weight = gt::ones({4, 4}) * 1.0;
+    EXPECT_EQ(weight.sum().item(), 16);
+    std::vector<gt::Capture> captures(1030);
+    for (gt::Capture& capture : captures) {
+      gt::Value fetched;
+      for (int64_t step = 0; step < 3; ++step) capture([&] { fetched = weight.sum().fetch(); });
+      ASSERT_EQ(fetched.floats()[0], 16);
+    }
+    EXPECT_EQ(captures[1023].replays(), 1);
+    EXPECT_EQ(captures[1024].replays(), 0);
+    EXPECT_NE(captures[1024].why().find("as many steps"), std::string::npos) << captures[1024].why();
   });
 }
 

@@ -115,6 +115,34 @@ TEST(WorkerProcesses, ReplayTheFileOfAProgram) {
   EXPECT_GE(replayed.at("most_bytes").at(1).get<int64_t>(), 2 * 8 * 8 * 4);
 }
 
+/// JSON has no NaN; numbers of workers may have gaps.
+TEST(WorkerProcesses, ReplayValuesThatAreNoNumbersOnWorkersWithAGap) {
+  const std::string file = ::testing::TempDir() + "nan.txt";
+  std::ofstream(file) << "trireme.program/1\nsignal a workers=3,999999\nt0 = full shape=2 value=-1 @a\n"
+                         "t1 = log t0 @a\nfetch t1 to=1\n";
+  const auto replayed =
+      nlohmann::json::parse(output_of(TRIREME_PROGRAM " replay --device cpu --json " + file));
+  EXPECT_EQ(replayed.at("workers"), 2);
+  EXPECT_EQ(replayed.at("fetched").at(0).at("first").at(0), "nan");
+  EXPECT_NE(output_of(TRIREME_PROGRAM " replay --device cpu " + file).find("fetch 1   nan nan"),
+            std::string::npos);
+}
+
+TEST(WorkerProcesses, TakeFromVariablesWhatOptionsDoNotSay) {
+  const Environment environment({{"TRIREME_COMMAND", "/there/trireme"},
+                                 {"TRIREME_PROGRAM_FILE", "program.txt"},
+                                 {"TRIREME_CONFIG", "other.yaml"},
+                                 {"TRIREME_AUTO_SHARD", "1"},
+                                 {"TRIREME_BACKEND", "numpy"}});
+  const gt::Options options = gt::Options{.signals = "mine.yaml"}.completed(environment);
+  EXPECT_EQ(options.signals, "mine.yaml");
+  EXPECT_EQ(options.command, "/there/trireme");
+  EXPECT_EQ(options.program_file, "program.txt");
+  EXPECT_EQ(options.device, "cpu");
+  EXPECT_TRUE(options.auto_shard);
+  EXPECT_EQ((gt::Options{.device = "cuda"}.completed(environment).device), "cuda");
+}
+
 /// What fails in a step that is made again names its instruction, and ends the session.
 TEST(WorkerProcesses, NameTheInstructionThatFailsInACapturedStep) {
   const Served served(1);

@@ -1,5 +1,4 @@
 #include <CLI/CLI.hpp>
-#include <algorithm>
 #include <memory>
 
 #include "trireme/base/build_info.h"
@@ -18,24 +17,25 @@ struct ReplayFlags {
   bool is_explicit = false, json = false;
 };
 
-/// Workers count from 0 without a gap that matters: those that nobody names have nothing to do.
-int64_t workers_of(const plan::Program& program, const std::string& path) {
-  int64_t most = -1;
-  for (const std::vector<int64_t>& workers : program.workers)
-    for (const int64_t worker : workers) most = std::max(most, worker);
-  if (program.instructions.empty() || program.workers.size() != program.signals.size())
+/// As many as a server may have.
+constexpr int64_t kMostReplayed = 1024;
+
+void check_runnable(const plan::Program& program, const std::string& path) {
+  if (program.instructions.empty())
+    throw ConfigError("[cli.replay] {} has no instructions; write it with TRIREME_PROGRAM_FILE", path);
+  if (program.workers.size() < program.signals.size())
     throw ConfigError(
-        "[cli.replay] {} is no program that can run: it has {} instructions, and workers of {} of {} "
-        "signals; "
-        "write it with TRIREME_PROGRAM_FILE, or add lines like 'signal all workers=0,1'",
-        path, program.instructions.size(), program.workers.size(), program.signals.size());
-  return most + 1;
+        "[cli.replay] {}: nothing says who the workers of signal '{}' are; add 'signal {} workers=0,1'", path,
+        program.signals[program.workers.size()], program.signals[program.workers.size()]);
 }
 
 int replay(const ReplayFlags& flags, Front& front) {
-  const plan::Program program = plan::load_program(flags.file);
+  plan::Program program = plan::load_program(flags.file);
+  check_runnable(program, flags.file);
   plan::verify(program, flags.file);
-  const int64_t workers = workers_of(program, flags.file);
+  const int64_t workers = plan::number_workers(program);
+  if (workers > kMostReplayed)
+    throw ConfigError("[cli.replay] {} names {} workers, {} may be", flags.file, workers, kMostReplayed);
   plan::program_bytes(program, workers, flags.file,
                       flags.is_explicit);  // places it, before a rank is started
   const auto wanted = plan::parse<plan::Device>(flags.device);

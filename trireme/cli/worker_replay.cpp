@@ -2,6 +2,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cmath>
 #include <filesystem>
 #include <limits>
 #include <nlohmann/json.hpp>
@@ -23,10 +24,22 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
+/// JSON has no word for NaN and infinities, which are texts here.
+Json number_or_text(double value) {
+  return std::isfinite(value) ? Json(value) : Json(fmt::format("{}", value));
+}
+
+std::string in_words(const Json& value) {
+  return value.is_string() ? value.get<std::string>() : fmt::format("{:.9g}", value.get<double>());
+}
+
 Json to_json(const controller::ReplayOutcome& outcome) {
   Json fetched = Json::array();
-  for (const controller::ReplayedValue& one : outcome.fetched)
-    fetched.push_back({{"number", one.number}, {"elements", one.elements}, {"first", one.first}});
+  for (const controller::ReplayedValue& one : outcome.fetched) {
+    Json first = Json::array();
+    for (const double value : one.first) first.push_back(number_or_text(value));
+    fetched.push_back({{"number", one.number}, {"elements", one.elements}, {"first", first}});
+  }
   Json times = Json::array();
   for (const controller::ReplayedTime& one : outcome.times)
     times.push_back({static_cast<double>(one.instruction), one.begin, one.end});
@@ -158,8 +171,9 @@ void print(const Json& document) {
   for (const Json& one : document["fetched"]) {
     if (++shown > kMostFetches) break;
     const auto elements = one["elements"].get<int64_t>();
-    fmt::print("fetch {:<4}{:.9g}{}\n", one["number"].get<int64_t>(),
-               fmt::join(one["first"].get<std::vector<double>>(), " "),
+    std::vector<std::string> first;
+    for (const Json& value : one["first"]) first.push_back(in_words(value));
+    fmt::print("fetch {:<4}{}{}\n", one["number"].get<int64_t>(), join(first, " "),
                elements > 4 ? fmt::format(" ... of {} elements", elements) : "");
   }
   if (shown > kMostFetches)
@@ -186,7 +200,8 @@ int worker_replay(const Request& request, const Environment& environment) {
   const auto device = plan::parse<plan::Device>(options.device);
   TRIREME_CHECK(device, "[cli.replay] the request has no valid device: '{}'", options.device);
   const auto world = comm::World::join(spec, comm::take_device(*device, spec), 300.0);
-  const plan::Program program = plan::load_program(options.file);
+  plan::Program program = plan::load_program(options.file);
+  plan::number_workers(program);
   const Json mine = to_json(controller::replay_program(*world, program,
                                                        {.name = options.file,
                                                         .random_values = options.values != "zeros",

@@ -121,7 +121,8 @@ class OwnProgram : public ProgramRunner {
 
 }  // namespace
 
-Workers gpu_workers(int64_t count, const Options& options) {
+Workers gpu_workers(int64_t count, const Options& given) {
+  const Options options = given.completed();
   if (count < 1) throw trireme::ConfigError("[gt.workers] {} workers; ask for one or more", count);
   auto program = std::make_shared<OwnProgram>(count, options, Environment::process());
   const std::string& devices = program->remote().worker_list().front().devices;

@@ -10,7 +10,7 @@
 namespace gt {
 namespace {
 
-constexpr size_t kMostKnown = 4;   // steps of a capture: as many shapes of batches, or kinds of steps
+constexpr size_t kMostKnown = 16;  // steps of a capture: as many shapes of batches, or kinds of steps
 constexpr int64_t kSaysAfter = 8;  // calls, of which none was a replay
 
 }  // namespace
@@ -50,7 +50,9 @@ void Capture::State::learn(const CapturedStep& captured) {
   why = "it was made for the first time";
   for (auto step = known.begin(); step != known.end(); ++step) {
     const std::string differs = step->recording.difference(captured.made(), owner->signal_names());
-    if (step == known.begin() && !differs.empty()) why = "it is another step: " + differs;
+    if (step == known.begin() && !differs.empty())
+      why = fmt::format("it is none of the {} steps that are known; of the last one it differs: {}",
+                        known.size(), differs);
     if (!differs.empty()) continue;
     why = step->recording.observe(captured.made(), owner->signal_names());
     known.splice(known.begin(), known, step);
@@ -60,7 +62,12 @@ void Capture::State::learn(const CapturedStep& captured) {
     owner->give_back_step(known.back().number);
     known.pop_back();
   }
-  known.push_front({trireme::plan::StepRecording(captured.made()), owner->next_step()});
+  const std::optional<uint32_t> number = owner->next_step();
+  if (!number) {
+    why = "workers have as many steps of all captures as they keep";
+    return;
+  }
+  known.push_front({trireme::plan::StepRecording(captured.made()), *number});
 }
 
 void Capture::State::replay(KnownStep& step, const std::vector<int64_t>& arguments) {
@@ -78,7 +85,8 @@ void Capture::State::say(bool was_replay) {
   if (was_replay)
     trireme::log_info("[gt.capture] call {} goes to workers instruction by instruction: {}", calls, why);
   if (replays == 0 && calls == kSaysAfter)
-    trireme::log_info("[gt.capture] {} calls were made, and none was a replay; the last one: {}", calls, why);
+    trireme::log_info("[gt.capture] {} calls were {} steps, and none was a replay; the last one: {}", calls,
+                      known.size(), why);
 }
 
 Capture::Capture() : state_(std::make_unique<State>()) {}

@@ -20,7 +20,7 @@ namespace gt {
 /// workers make the instructions that they have, without taking them apart and, from the second time on,
 /// without placing them. So nothing that the function reads can change unseen: a call that makes something
 /// else is given to workers as if it was not captured, and why() says what differed. What is computed is the
-/// same, bit for bit, in both ways; the client has the same work in both. Up to four different steps are
+/// same, bit for bit, in both ways; the client has the same work in both. Up to 16 different steps are
 /// known at a time, such as batches of several shapes; a call that is one of them is found by its
 /// instructions.
 ///

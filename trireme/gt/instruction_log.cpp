@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 
 #include "trireme/base/error.h"
+#include "trireme/base/log.h"
 #include "trireme/base/text.h"
 
 namespace gt {
@@ -44,7 +45,7 @@ void InstructionLog::error(const std::string& what) {
   file_ << fmt::format("{:06} ERROR {}\n", lines_++, what) << std::flush;
 }
 
-ProgramFile::ProgramFile(const std::string& path) : file_(opened(path, "program file")) {
+ProgramFile::ProgramFile(const std::string& path) : path_(path), file_(opened(path, "program file")) {
   file_ << to_text(trireme::plan::Program());
 }
 
@@ -54,6 +55,12 @@ void ProgramFile::add_signal(const std::string& name, const std::vector<int64_t>
 
 void ProgramFile::write(const trireme::plan::Instruction& one, const std::vector<std::string>& signals) {
   file_ << to_text(one, signals) << '\n';
+}
+
+ProgramFile::~ProgramFile() {
+  if (!file_.flush())
+    trireme::log_warning("[gt.log] the program file {} is not complete: what was written last found no room",
+                         path_);
 }
 
 }  // namespace gt

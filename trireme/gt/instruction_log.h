@@ -28,11 +28,16 @@ class ProgramFile {
  public:
   /// Throws trireme::EnvironmentError for a file that cannot be written.
   explicit ProgramFile(const std::string& path);
+  /// Says where the file could not take all.
+  ~ProgramFile();
+  ProgramFile(const ProgramFile&) = delete;
+  ProgramFile& operator=(const ProgramFile&) = delete;
 
   void add_signal(const std::string& name, const std::vector<int64_t>& workers);
   void write(const trireme::plan::Instruction& one, const std::vector<std::string>& signals);
 
  private:
+  std::string path_;
   std::ofstream file_;
 };
 

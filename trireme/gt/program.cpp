@@ -296,7 +296,9 @@ void Program::capture(CapturedStep* into) {
   capture_ = into;
 }
 
-uint32_t Program::next_step() {
+std::optional<uint32_t> Program::next_step() {
+  constexpr uint32_t kMostSteps = 1024;  // of a session, as RecordedSteps has it
+  if (free_steps_.empty() && next_step_ == kMostSteps) return std::nullopt;
   if (free_steps_.empty()) return next_step_++;
   const uint32_t number = free_steps_.back();
   free_steps_.pop_back();

@@ -185,8 +185,8 @@ class Program : public std::enable_shared_from_this<Program> {
   void stop_capture() noexcept { capture_ = nullptr; }
   /// Which schedule or capture holds instructions back now; 0: none, they go to workers at once.
   uint64_t kept_for() const { return is_recording() || capture_ != nullptr ? kept_for_ : 0; }
-  /// The number of a recorded step, until it is given back.
-  uint32_t next_step();
+  /// The number of a recorded step, until it is given back; none: workers keep no more.
+  std::optional<uint32_t> next_step();
   void give_back_step(uint32_t number) { free_steps_.push_back(number); }
   const std::vector<std::string>& signal_names() const { return placer_.signals(); }
   void freed(uint32_t number, int64_t stage);

@@ -40,17 +40,25 @@ std::shared_ptr<ProgramRunner> join(Address address, const Options& options, con
 }  // namespace
 
 Options Options::from_environment(const Environment& environment) {
-  Options options;
-  options.signals = either(environment, "CONFIG").value_or("");
-  options.instruction_log = either(environment, "INSTRUCTION_LOG").value_or("");
-  options.program_file = environment.get("TRIREME_PROGRAM_FILE").value_or("");
-  options.auto_shard = is_on(environment, "AUTO_SHARD");
-  options.verbose = is_on(environment, "VERBOSE") || is_on(environment, "DEBUG_DISPATCHER");
+  return Options().completed(environment);
+}
+
+Options Options::completed(const Environment& environment) const {
+  Options options = *this;
+  const auto complete = [](std::string& value, const std::optional<std::string>& said) {
+    if (value.empty()) value = said.value_or("");
+  };
+  complete(options.signals, either(environment, "CONFIG"));
+  complete(options.instruction_log, either(environment, "INSTRUCTION_LOG"));
+  complete(options.program_file, environment.get("TRIREME_PROGRAM_FILE"));
+  complete(options.command, environment.get("TRIREME_COMMAND"));
+  options.auto_shard = auto_shard || is_on(environment, "AUTO_SHARD");
+  options.verbose = verbose || is_on(environment, "VERBOSE") || is_on(environment, "DEBUG_DISPATCHER");
+  if (device != "auto") return options;
   const std::string backend = either(environment, "BACKEND").value_or("auto");
   options.device = backend == "numpy" ? "cpu" : backend == "pytorch" || backend == "torch" ? "auto" : backend;
   if (options.device != "cpu" && options.device != "cuda" && options.device != "auto")
     throw ConfigError("[gt] TRIREME_BACKEND is '{}'; use cpu, cuda or auto", backend);
-  options.command = environment.get("TRIREME_COMMAND").value_or("");
   return options;
 }
 
@@ -71,11 +79,13 @@ void Workers::flush() {
   program_->flush();
 }
 
-Workers connect(int64_t port, const Options& options) {
+Workers connect(int64_t port, const Options& given) {
+  const Options options = given.completed();
   return {join({.path = {}, .port = port}, options, Environment::process()), options};
 }
 
-Workers connect(const std::string& socket, const Options& options) {
+Workers connect(const std::string& socket, const Options& given) {
+  const Options options = given.completed();
   return {join({.path = socket, .port = 0}, options, Environment::process()), options};
 }
 

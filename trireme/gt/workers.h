@@ -10,7 +10,7 @@
 
 namespace gt {
 
-/// How a program meets its workers. from_environment() reads what the document's variables say:
+/// How a program meets its workers. What it leaves as it is here follows from the document's variables:
 /// TRIREME_CONFIG (or GT_CONFIG) names a file of signals, TRIREME_BACKEND (GT_BACKEND) the device, where
 /// "numpy" is the CPU, TRIREME_AUTO_SHARD (GT_AUTO_SHARD) splits what no scope places,
 /// TRIREME_INSTRUCTION_LOG (GT_INSTRUCTION_LOG) names a file for a line an instruction, TRIREME_PROGRAM_FILE
@@ -27,7 +27,10 @@ struct Options {
   double timeout_s = 300.0;  ///< of each wait
   std::string command = {};  ///< the trireme program; empty: TRIREME_COMMAND, beside this program, or in PATH
 
+  /// With what variables say where these options say nothing; gpu_workers() and connect() do so themselves.
   /// Throws trireme::ConfigError for values that mean nothing.
+  Options completed(const trireme::Environment& environment = trireme::Environment::process()) const;
+  /// Of options that say nothing.
   static Options from_environment(const trireme::Environment& environment = trireme::Environment::process());
 };
 
@@ -57,10 +60,10 @@ class [[nodiscard]] Workers {
 /// Starts a server and `count` workers on this machine, one a GPU, or on the CPU, and says so. They end with
 /// what it returns. Throws trireme::EnvironmentError without the trireme program, CommError where workers do
 /// not come.
-Workers gpu_workers(int64_t count, const Options& options = Options::from_environment());
+Workers gpu_workers(int64_t count, const Options& options = {});
 /// Joins a server that 'trireme serve' has started, at its port or its Unix socket. Workers stay for the next
 /// client.
-Workers connect(int64_t port, const Options& options = Options::from_environment());
-Workers connect(const std::string& socket, const Options& options = Options::from_environment());
+Workers connect(int64_t port, const Options& options = {});
+Workers connect(const std::string& socket, const Options& options = {});
 
 }  // namespace gt

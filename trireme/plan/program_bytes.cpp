@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <map>
 
 #include "trireme/plan/placer.h"
 
@@ -17,6 +18,17 @@ int64_t bytes_on(const PlacedTensor& tensor, int64_t place, int64_t count) {
 }
 
 }  // namespace
+
+int64_t number_workers(Program& program) {
+  std::map<int64_t, int64_t> numbers;
+  for (const std::vector<int64_t>& workers : program.workers)
+    for (const int64_t worker : workers) numbers.emplace(worker, 0);
+  int64_t next = 0;
+  for (auto& [worker, number] : numbers) number = next++;
+  for (std::vector<int64_t>& workers : program.workers)
+    for (int64_t& worker : workers) worker = numbers.at(worker);
+  return next;
+}
 
 std::vector<int64_t> program_bytes(const Program& program, int64_t workers, const std::string& name,
                                    bool is_explicit) {

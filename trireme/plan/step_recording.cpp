@@ -160,7 +160,8 @@ std::string StepRecording::difference(const std::vector<MadeInstruction>& step,
     const bool is_same = without_numbers_of_step(one) == bare_[i];
     if (is_same && step[i].placed == placed_[i]) continue;
     const std::string now = to_text(one, signals);
-    return is_same ? fmt::format("instruction {} '{}' has tensors of other shapes or in other places", i, now)
+    return is_same ? fmt::format("instruction {} '{}' is about tensors of another type, or in other places",
+                                 i, now)
                    : fmt::format("instruction {} is '{}', and was '{}'", i, now, to_text(before, signals));
   }
   if (step.size() == bare_.size()) return {};
