@@ -2,6 +2,7 @@
 // runs are made, and what is left of a bench in which something went wrong.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 
@@ -198,6 +199,17 @@ TEST(BenchRun, WhatDoesNotRunHereIsSkippedWithAReason) {
   EXPECT_FALSE(std::filesystem::exists(front.file("started")));
 }
 
+/// Ranks that were done heed no signal, and the measurement still does.
+TEST(BenchRun, StopsAlsoWhereASignalComesWithTheEndOfARun) {
+  FrontProcess front;
+  front.set_worker("trap '' INT\n" + trains("10") + "[ \"$RANK\" = 0 ] && kill -INT $PPID\nsleep 0.3\n");
+  const Outcome stopped = front.run(bench({"--targets", "ddp", "--replicates", "1"}));
+  EXPECT_EQ(stopped.code, 130) << stopped.err;
+  const std::string order = read_file(front.file("order"));
+  EXPECT_EQ(std::ranges::count(order, '\n'), 1) << "a second arm was begun: " << order;
+  EXPECT_TRUE(contains(stopped.err, "--continue --out out")) << stopped.err;
+}
+
 /// The runs that ended well are not made again.
 TEST(BenchRun, GoesOnWhereItWasStopped) {
   FrontProcess front;
@@ -320,7 +332,8 @@ TEST(BenchRun, ARooflineMeasuresRatesOnceForTheSameRanks) {
   write_rates(front);
   front.set_worker(
       "if [ \"$1\" = rates ]; then [ \"$RANK\" = 0 ] || exit 0; echo rates >> measured\n"
-      "cp rates.json \"$(printf %s \"$TRIREME_REQUEST\" | sed 's/.*\"rates\":{[^}]*\"file\":\"\\([^\"]*\\)\".*/\\1/')\"; "
+      "cp rates.json \"$(printf %s \"$TRIREME_REQUEST\" | sed "
+      "'s/.*\"rates\":{[^}]*\"file\":\"\\([^\"]*\\)\".*/\\1/')\"; "
       "exit "
       "0; "
       "fi\n" +

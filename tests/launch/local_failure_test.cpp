@@ -42,15 +42,6 @@ TEST(LocalFailure, SaysWhichRankWasKilledByWhatAndHowManyAreStopped) {
   EXPECT_LT(outcome.seconds, 5.0);
 }
 
-/// A rank that is stopped cannot hear that it shall end until it goes on.
-TEST(LocalFailure, ARankThatIsStoppedEndsAsTheOthersDo) {
-  LocalJob job = child_job(3, {"0:stop=now", "1:sleep=0.2", "1:exit=6", "sleep=60"});
-  job.grace_s = 40.0;
-  const Outcome outcome = run(job);
-  EXPECT_EQ(outcome.code, 6);
-  EXPECT_LT(outcome.seconds, 15.0) << outcome.err;
-}
-
 TEST(LocalFailure, ShowsTheLastWordsOfTheRankBeforeItsEnd) {
   const Outcome outcome = run(child_job(3, {"2:err=it is over", "2:exit=6", "!2:sleep=0.1"}));
   EXPECT_LT(outcome.err.find("[r2] it is over"), outcome.err.find("rank 2 (pid")) << outcome.err;

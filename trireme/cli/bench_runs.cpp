@@ -94,7 +94,9 @@ BenchResult train_once(const BenchRun& run, const BenchRuns& options, Front& fro
       write_stderr(fmt::format("bench: {} ended with code {}; its logs are in {}/logs\n", run.label,
                                finished.code, finished.run_directory));
     }
-    return {.code = finished.code, .run_directory = finished.run_directory};
+    // A signal that came with the end of a run was meant for the measurement.
+    const bool is_late = finished.code == 0 && finished.signal != 0;
+    return {.code = is_late ? 128 + finished.signal : finished.code, .run_directory = finished.run_directory};
   } catch (const Error& error) {
     // The measurements of earlier runs are worth printing.
     write_stderr(fmt::format("bench: {} could not run: {}\n", run.label, error.what()));

@@ -47,7 +47,8 @@ using Combination = std::vector<std::string>;
 
 struct SweptRun {
   Combination values;
-  int code = 0;  ///< exit code of the training
+  int code = 0;    ///< exit code of the training
+  int signal = 0;  ///< that asked to stop, perhaps when the training was done; 0: none
   std::string directory;
   std::optional<report::RunFigures> figures = {};  ///< none: the run has left no records
 };
@@ -118,6 +119,7 @@ SweptRun run_one(const TrainJob& job, const std::string& text, const Combination
   try {
     const FinishedJob finished = run_train_job(job, front);
     run.code = finished.code;
+    run.signal = finished.signal;
     run.directory = finished.run_directory;
     run.figures = report::figures_of(report::read_run(run.directory));
   } catch (const Error& error) {
@@ -229,13 +231,14 @@ int sweep(const SweepOptions& options, Front& front) {
   std::vector<SweptRun> runs;
   for (size_t i = 0; i < jobs.size(); ++i) {
     runs.push_back(run_one(jobs[i], text_of(grid, combinations[i]), combinations[i], front));
-    if (was_stopped(runs.back().code)) break;
+    if (runs.back().signal != 0 || was_stopped(runs.back().code)) break;
   }
   const std::string page = write_page(options, runs);
   fmt::print("{}", options.json ? json_of(grid, runs, page) : table_of(grid, runs));
   if (!options.json && !page.empty()) fmt::print("page  {}\n", report::as_typed(page));
   const auto failed = std::ranges::find_if(runs, [](const SweptRun& run) { return run.code != 0; });
-  return failed == runs.end() ? 0 : failed->code;
+  if (failed != runs.end()) return failed->code;
+  return runs.back().signal == 0 ? 0 : 128 + runs.back().signal;
 }
 
 }  // namespace

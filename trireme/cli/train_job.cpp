@@ -474,6 +474,14 @@ FinishedJob run_train_job(TrainJob job, Front& front) {
   }
   Environment environment = front.environment;
   prepare_torch(environment, run.device);
+  int signal = 0;
+  const RunRanks run_ranks = ranks_of(job, run.device, environment);
+  const RunRanks noting_signals = [&](launch::Launcher& launcher, const launch::LocalJob& ranks,
+                                      const Request& asked) {
+    launch::JobEnd end = run_ranks(launcher, ranks, asked);
+    signal = end.signal;
+    return end;
+  };
   const int code = run_attempts(
       {.program = worker,
        .args = {request.verb},
@@ -486,10 +494,10 @@ FinishedJob run_train_job(TrainJob job, Front& front) {
        .explains_failures = true,
        .stop_notice = "stopping after this step; again to abort now",
        .memory_advice = [&] { return plan::memory_advice(prepared.config.config, run.ranks, run.device); }},
-      request, environment, directory, next, job.restarts, ranks_of(job, run.device, environment));
+      request, environment, directory, next, job.restarts, noting_signals);
   const bool took_part = std::ssize(directory.attempts()) >= next.attempt;
   if (!job.silent) say_how_it_ended(directory, code, request.ranks, took_part);
-  return {code, directory.path(), std::move(prepared)};
+  return {.code = code, .signal = signal, .run_directory = directory.path(), .prepared = std::move(prepared)};
 }
 
 }  // namespace trireme::cli

@@ -45,6 +45,7 @@ struct PlannedRanks {
 
 struct FinishedJob {
   int code = 0;
+  int signal = 0;  ///< that asked to stop, also one that came when the run was done; 0: none
   std::string run_directory;
   PreparedJob prepared;
 };

@@ -317,7 +317,6 @@ void Supervisor::ask_to_stop() {
   for (Rank& rank : ranks_) {
     rank.asked = true;
     rank.child.signal(SIGTERM);
-    rank.child.signal(SIGCONT);  // one that was stopped could not hear it
   }
 }
 
