@@ -12,8 +12,8 @@ constexpr size_t kMostSteps = 1024, kMostStepBytes = 64 << 20;
 void RecordedSteps::add(uint32_t number, std::string_view piece, bool is_last) {
   std::string& bytes = coming_[number];
   if (bytes.size() + piece.size() > kMostStepBytes)
-    throw CommError("[controller.steps] a recorded step has more than {} bytes; capture a shorter one",
-                    kMostStepBytes);
+    throw ConfigError("[controller.steps] a recorded step has more than {} bytes; capture a shorter one",
+                      kMostStepBytes);
   bytes.append(piece);
   if (!is_last) {
     if (coming_.size() > 1) throw CommError("[controller.steps] pieces of two steps came at once");
@@ -22,7 +22,7 @@ void RecordedSteps::add(uint32_t number, std::string_view piece, bool is_last) {
   plan::RecordedStep step = plan::step_from_bytes(bytes);
   coming_.clear();
   if (steps_.size() >= kMostSteps && !steps_.contains(number))
-    throw CommError(
+    throw ConfigError(
         "[controller.steps] {} recorded steps are kept, and no more may be; use a gt::Capture again",
         steps_.size());
   const size_t instructions = step.instructions.size();

@@ -15,8 +15,8 @@ namespace trireme::controller {
 class RecordedSteps {
  public:
   /// The next piece of the bytes of a step; with the last one it takes the place of the one that had the
-  /// number before. Throws DataError for what to_bytes() did not write, CommError for steps that are too many
-  /// or too large.
+  /// number before. Throws DataError for what to_bytes() did not write, ConfigError for steps that are too
+  /// many or too large.
   void add(uint32_t number, std::string_view piece, bool is_last);
 
   /// An instruction of a step that is made, and how it was placed when the step was made first; null: this is
