@@ -98,7 +98,7 @@ TEST_F(Worker, BenchCommShowsFormsOutOfPlaceAndInPlaceBesideEachOther) {
   for (const auto& line : lines) EXPECT_LE(line.size(), 110u) << line;
   EXPECT_EQ(lines[0].find("out of place") + 12, lines[1].find("wrong") + 5) << outcome.out;
   EXPECT_TRUE(lines[0].ends_with("in place") && lines[0].size() == lines[1].size()) << outcome.out;
-  // What stands below both "wrong".
+  // The counts below both titles "wrong".
   const auto wrong = [&](const std::string& operation) {
     const auto line = std::ranges::find_if(lines, [&](const auto& one) {
       return contains(one, " " + operation + " ") && contains(one, " backend ");

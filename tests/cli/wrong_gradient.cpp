@@ -9,8 +9,8 @@
 
 namespace {
 
-/// What the worker checks of torch as it starts, with tensors of a few elements, stays right: it would refuse
-/// to begin.
+/// Elements up to which tensors stay right: the worker checks torch with a few elements as it starts, and
+/// would refuse to begin.
 constexpr int64_t kTested = 16;
 
 std::unique_ptr<at::ObserverContext> enlarge(const at::RecordFunction& node) {

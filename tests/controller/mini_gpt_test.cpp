@@ -280,7 +280,7 @@ TEST(Capture, SeesThatATensorFromOutsideLiesOtherwise) {
   });
 }
 
-/// What is let go between two calls is freed between them, and does not change the next one.
+/// Tensors that are let go between two calls are freed between them, and do not change the next one.
 TEST(Capture, IsTheSameWhateverIsDoneBetween) {
   with_one_worker([] {
     gt::Tensor weight = gt::ones({4, 4});

@@ -61,7 +61,7 @@ std::string read_text(const std::string& path) {
   return std::string(std::istreambuf_iterator<char>(file), {});
 }
 
-/// What the program prints on stdout.
+/// The text that a program prints on stdout.
 std::string output_of(const std::string& command) {
   std::string output;
   FILE* const pipe = ::popen(command.c_str(), "r");
@@ -143,7 +143,7 @@ TEST(WorkerProcesses, TakeFromVariablesWhatOptionsDoNotSay) {
   EXPECT_EQ((gt::Options{.device = "cuda"}.completed(environment).device), "cuda");
 }
 
-/// What fails in a step that is made again names its instruction, and ends the session.
+/// A failure in a step that is made again names its instruction, and ends the session.
 TEST(WorkerProcesses, NameTheInstructionThatFailsInACapturedStep) {
   const Served served(1);
   const gt::Workers workers(served.program(), {});

@@ -406,7 +406,7 @@ TEST(StepWork, InFp8CastsMayComputeActivations) {
   EXPECT_LT(fp8[KernelKind::kGemm].bytes, plain[KernelKind::kGemm].bytes);
 }
 
-/// What backward computes again is work of its kinds: a block without its last product.
+/// Backward computes a block without its last product again, which is work of the same kinds.
 TEST(StepWork, CountsWhatIsComputedAgain) {
   const auto work = [](const char* recompute) {
     return step_work(timed_config({"model.preset=llama-tiny", fmt::format("memory.recompute={}", recompute)}),

@@ -1,4 +1,4 @@
-// What a trace sums up: the kinds of kernels and operators, and where a step's time goes on a CPU.
+// Sums over a trace: the kinds of kernels and operators, and where a step's time goes on a CPU.
 #include "trireme/train/profile.h"
 
 #include <gtest/gtest.h>

@@ -12,7 +12,7 @@
 
 namespace trireme::bench {
 
-/// What a bench records beside times.
+/// The depth of a profile: the records of a bench beside times.
 enum class Depth {
   kNone,      ///< nothing
   kMinimal,   ///< memory, bytes sent and waiting, of the runs that are timed

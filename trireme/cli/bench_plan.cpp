@@ -220,7 +220,7 @@ bench::TargetResult described(const Wish& wish, const Setting& setting) {
   return result;
 }
 
-/// What the kernels of an arm do. Of models that no count is known of it says so.
+/// The work of the kernels of an arm, or the reason why none is counted for its model.
 PlannedWork count_work(const PreparedJob& job) {
   if (plan::reads_images(job.config.config.model.family))
     return {.why_not = "the plan has no shapes of convolutions"};

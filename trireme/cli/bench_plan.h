@@ -32,7 +32,7 @@ LabOptions lab_options_from(const nlohmann::json& json);
 /// have chosen their kernels.
 inline constexpr int64_t kStepsBeforeTrace = 10, kTracedSteps = 4;
 
-/// What the kernels of an arm do in a step, as bench::Depth::kRoofline asks.
+/// The work of the kernels of an arm in a step, as bench::Depth::kRoofline asks.
 struct PlannedWork {
   std::vector<bench::CountedWork> counted = {};
   std::string why_not = {};  ///< none is counted
@@ -40,7 +40,7 @@ struct PlannedWork {
   bool fp8 = false;          ///< products are in FP8, some or all
 };
 
-/// What rates are measured for: CPU ranks share cores and memory, GPUs do not.
+/// Ranks that rates are measured for: on a CPU they share cores and memory, GPUs do not.
 struct ProbedRanks {
   int64_t ranks = 0, threads = 0;  ///< threads of a rank; 0: as the environment has it
   auto operator<=>(const ProbedRanks&) const = default;

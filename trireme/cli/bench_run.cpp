@@ -38,7 +38,7 @@ std::string keys_text(const std::vector<std::string>& keys) {
   return join(words, " ");
 }
 
-/// What a profile adds to a bench; empty: nothing.
+/// Words for what a profile adds to a bench; empty: nothing.
 std::string profile_text(const LabPlan& plan) {
   if (plan.depth < bench::Depth::kDeep) return "";
   const bool measures = plan.depth == bench::Depth::kRoofline && plan.probe.empty();

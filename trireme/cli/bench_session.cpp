@@ -111,7 +111,7 @@ bench::Roof roof_of(const plan::Rates& rates, const PlannedWork& work) {
           .cached_bytes_per_s = memory.cached};
 }
 
-/// What a traced run has left.
+/// The profile that a traced run has left.
 bench::ArmProfile read_profile(const BenchResult& done, size_t arm, double limit_s) {
   bench::ArmProfile profile{.arm = static_cast<int64_t>(arm), .directory = done.run_directory};
   const bench::Sample sample = bench::read_sample(done.run_directory, {}, done.code);
@@ -333,8 +333,7 @@ int BenchSession::add_roof(const PlannedTarget& planned, bench::ArmProfile& prof
     if (device == plan::Device::kCpu && rates.ranks != probed.ranks) {
       profile.why_no_roof = fmt::format(
           "{} has the rates of {} ranks at once, which share cores otherwise than {} do; measure with "
-          "'trireme "
-          "doctor --probe FILE --cpu -n {}'",
+          "'trireme doctor --probe FILE --cpu -n {}'",
           file, rates.ranks, probed.ranks, probed.ranks);
     } else {
       profile.roof = roof_of(rates, work);

@@ -6,6 +6,7 @@
 #include "trireme/cli/gpu_count.h"
 #include "trireme/cli/run_plan.h"
 #include "trireme/cli/train_job.h"
+#include "trireme/controller/messages.h"
 #include "trireme/plan/program_bytes.h"
 
 namespace trireme::cli {
@@ -16,9 +17,6 @@ struct ReplayFlags {
   int64_t seed = 42;
   bool is_explicit = false, json = false;
 };
-
-/// As many as a server may have.
-constexpr int64_t kMostReplayed = 1024;
 
 void check_runnable(const plan::Program& program, const std::string& path) {
   if (program.instructions.empty())
@@ -34,8 +32,9 @@ int replay(const ReplayFlags& flags, Front& front) {
   check_runnable(program, flags.file);
   plan::verify(program, flags.file);
   const int64_t workers = plan::number_workers(program);
-  if (workers > kMostReplayed)
-    throw ConfigError("[cli.replay] {} names {} workers, {} may be", flags.file, workers, kMostReplayed);
+  if (workers > static_cast<int64_t>(controller::kMostWorkers))
+    throw ConfigError("[cli.replay] {} names {} workers, at most {} can run", flags.file, workers,
+                      controller::kMostWorkers);
   plan::program_bytes(program, workers, flags.file,
                       flags.is_explicit);  // places it, before a rank is started
   const auto wanted = plan::parse<plan::Device>(flags.device);

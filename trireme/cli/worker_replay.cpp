@@ -150,7 +150,7 @@ class ReplayTimeline {
   std::vector<std::vector<std::vector<double>>> rows_;  ///< by worker: instruction, begin and end in seconds
 };
 
-/// What the ranks have to say of a run, by rank.
+/// The outcomes of all ranks, by rank.
 std::vector<Json> of_all_ranks(comm::World& world, const Json& mine) {
   std::vector<int64_t> ranks(static_cast<size_t>(world.size()));
   for (size_t i = 0; i < ranks.size(); ++i) ranks[i] = static_cast<int64_t>(i);

@@ -196,7 +196,7 @@ void ClientSession::act(uint64_t request, std::string_view text) {
   line_->send(RunAction{.request = request, .text = std::string(text)});
 }
 
-/// What counts as one instruction and follows all that was submitted.
+/// Begins an action, which counts as one instruction and follows all that was submitted.
 void ClientSession::begin_action(Lock& lock, size_t bytes) {
   send_buffer(lock);
   under_way_.emplace_back(++sent_, bytes);

@@ -5,7 +5,7 @@
 namespace trireme::controller {
 namespace {
 
-constexpr size_t kMostSteps = 1024, kMostStepBytes = 64 << 20;
+constexpr size_t kMostStepBytes = 64 << 20;
 
 }  // namespace
 
@@ -21,7 +21,7 @@ void RecordedSteps::add(uint32_t number, std::string_view piece, bool is_last) {
   }
   plan::RecordedStep step = plan::step_from_bytes(bytes);
   coming_.clear();
-  if (steps_.size() >= kMostSteps && !steps_.contains(number))
+  if (steps_.size() >= plan::kMostRecordedSteps && !steps_.contains(number))
     throw ConfigError(
         "[controller.steps] {} recorded steps are kept, and no more may be; use a gt::Capture again",
         steps_.size());

@@ -39,7 +39,7 @@ class Capture {
 
   int64_t calls() const;
   int64_t replays() const;  ///< calls of which workers got numbers alone
-  /// Of the step that was made last: how many instructions, and arguments of a replay.
+  /// Counts of the step that was made last: its instructions, and the arguments of a replay.
   int64_t instructions() const;
   int64_t arguments() const;
   /// Why the last call was no replay, or why there was none yet; empty: it was one.

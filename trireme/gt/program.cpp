@@ -286,9 +286,8 @@ void Program::submit(const std::vector<Recorded>& instructions) {
 void Program::capture(CapturedStep* into) {
   if (is_recording())
     throw ConfigError(
-        "[gt.capture] a schedule is under way; capture the step that has the schedule in it, not a part of "
-        "its "
-        "micro-batches");
+        "[gt.capture] a schedule is under way; capture the step that has the schedule in it, not a part "
+        "of its micro-batches");
   if (into != nullptr && capture_ != nullptr)
     throw ConfigError("[gt.capture] a gt::Capture was called inside of another one; remove one of the two");
   if (into != nullptr) ++kept_for_;
@@ -297,8 +296,7 @@ void Program::capture(CapturedStep* into) {
 }
 
 std::optional<uint32_t> Program::next_step() {
-  constexpr uint32_t kMostSteps = 1024;  // of a session, as RecordedSteps has it
-  if (free_steps_.empty() && next_step_ == kMostSteps) return std::nullopt;
+  if (free_steps_.empty() && next_step_ == trireme::plan::kMostRecordedSteps) return std::nullopt;
   if (free_steps_.empty()) return next_step_++;
   const uint32_t number = free_steps_.back();
   free_steps_.pop_back();

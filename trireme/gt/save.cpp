@@ -37,9 +37,8 @@ std::shared_ptr<Program> program_for(const char* call, const source_location& wh
   std::shared_ptr<Program> program = Program::current();
   if (program->kept_for() != 0)
     throw ConfigError(
-        "[gt.{}] {}: workers do not have yet what a gt::schedule() or gt::Capture has made; call it before "
-        "or "
-        "behind",
+        "[gt.{}] {}: workers do not have yet what a gt::schedule() or gt::Capture has made; "
+        "call it before or after that",
         call, place_of(where));
   return program;
 }

@@ -62,8 +62,7 @@ std::string Value::take() {
   if (kept_for_ != 0 && Program::exists() && Program::current()->kept_for() == kept_for_)
     throw ConfigError(
         "[gt] a value that is fetched inside of a gt::schedule() or gt::Capture arrives when that has ended; "
-        "keep "
-        "what fetch() returns, and read it after the call");
+        "keep what fetch() returns, and read it after the call");
   return bytes_.get();
 }
 

@@ -30,7 +30,7 @@ struct Options {
   /// With what variables say where these options say nothing; gpu_workers() and connect() do so themselves.
   /// Throws trireme::ConfigError for values that mean nothing.
   Options completed(const trireme::Environment& environment = trireme::Environment::process()) const;
-  /// Of options that say nothing.
+  /// Options that say nothing, completed.
   static Options from_environment(const trireme::Environment& environment = trireme::Environment::process());
 };
 

@@ -238,6 +238,7 @@ class ScaleColumnsFunction : public Function<ScaleColumnsFunction> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& x_in, const at::Tensor& factors_in) {
     const at::Tensor x = x_in.contiguous(), factors = factors_in.contiguous();
     at::Tensor y = at::empty_like(x);
+    const InUse in_use{x, factors};
     kernels::scale_columns(y, x, factors);
     context->save_for_backward({x, factors});
     return y;
@@ -248,6 +249,7 @@ class ScaleColumnsFunction : public Function<ScaleColumnsFunction> {
     const variable_list saved = context->get_saved_variables();
     const at::Tensor &x = saved[0], &factors = saved[1];
     at::Tensor dx = at::empty_like(x), d_factors = at::empty_like(factors);
+    const InUse in_use{x, factors};
     kernels::scale_columns_backward(dx, d_factors, grads[0].contiguous(), x, factors);
     return {dx, d_factors};
   }

@@ -10,7 +10,7 @@
 namespace trireme::plan {
 namespace {
 
-/// What a worker, number `place` of `count`, has of a tensor.
+/// The bytes of a tensor that a worker, number `place` of `count`, has.
 int64_t bytes_on(const PlacedTensor& tensor, int64_t place, int64_t count) {
   if (!tensor.placement.is_shard()) return tensor.type.bytes();
   const int64_t size = tensor.type.shape.at(static_cast<size_t>(tensor.placement.dim));

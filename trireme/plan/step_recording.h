@@ -15,20 +15,22 @@
 namespace trireme::plan {
 
 inline constexpr size_t kMostStepArguments = 4096;
+/// Steps that the workers of a session keep.
+inline constexpr size_t kMostRecordedSteps = 1024;
 
 /// The instructions of a step, which numbers of them change from step to step, and which change alike.
 struct RecordedStep {
   std::vector<Instruction> instructions = {};
-  /// Of each number, in the order of instructions: 0, it stays; n, it follows argument n - 1.
+  /// The group of each number, in the order of instructions: 0, it stays; n, it follows argument n - 1.
   std::vector<uint32_t> groups = {};
-  /// Of each argument: a real number, which replaces those of its group, or what is added to whole ones.
+  /// Kinds of arguments: a real number replaces those of its group, a whole one is added to them.
   std::vector<bool> is_real = {};
 
   /// Instruction `index`, whose numbers begin at `number`, which is moved behind them. Throws DataError for
   /// numbers of tensors that cannot be.
   Instruction made(size_t index, size_t& number, const std::vector<int64_t>& arguments) const;
 };
-/// The same on all machines.
+/// Bytes that are the same on all machines.
 std::string to_bytes(const RecordedStep& step);
 /// Throws DataError for what to_bytes() did not write.
 RecordedStep step_from_bytes(std::string_view bytes);
@@ -81,7 +83,7 @@ class StepMatch {
   /// Whether the next instruction is the recorded one, with numbers that follow as the others do.
   bool take(const Instruction& instruction, uint64_t placed);
   bool is_complete() const { return next_ == recording_.step_.instructions.size(); }
-  /// What the numbers of this step follow from.
+  /// The arguments from which the numbers of this step follow.
   const std::vector<int64_t>& arguments() const { return arguments_; }
 
  private:

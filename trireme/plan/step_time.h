@@ -68,7 +68,7 @@ struct StepTime {
 StepTime time_of_programs(const std::vector<StepProgram>& programs, const std::vector<ActionCosts>& costs,
                           const TimingSetting& setting);
 
-/// What the kernels of rank 0 do in a step, by kind.
+/// The work of the kernels of rank 0 in a step, by kind.
 struct StepWork {
   struct Amount {
     double flops = 0.0, bytes = 0.0;  ///< as Work has them; 0: not counted

@@ -22,7 +22,7 @@ struct LinearWork {
   std::optional<BlockLayer> layer = {};  ///< none: the head, or part of an adapter
 };
 
-/// What an adapter's parameter belongs to: the group of layers on one input, and whether it is their A.
+/// The place of an adapter's parameter: the group of layers on one input, and whether it is their A.
 struct AdapterGroup {
   BlockLayer layer;
   bool reads = false;

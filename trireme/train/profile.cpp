@@ -201,7 +201,7 @@ void add_operators(const std::vector<profiler::KinetoEvent>& events, ProfileSum&
     if (event.deviceType() != c10::DeviceType::CPU || event.isAsync() || group.empty()) continue;
     calls.push_back({event.startThreadId(), event.startNs(), event.endNs(), std::move(group)});
   }
-  // Of two that begin at once the longer one has called the other.
+  // Where two begin at once, the longer one has called the other.
   std::ranges::sort(calls, {}, [](const Call& call) {
     return std::tuple(call.thread, call.begin, std::numeric_limits<uint64_t>::max() - call.end);
   });
