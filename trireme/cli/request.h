@@ -105,7 +105,8 @@ struct ControllerOptions {
 };
 
 struct Request {
-  /// train, generate, eval, data, bench_comm, bench_pipeline, toy_pipeline, controller, replay, rates or probe
+  /// train, generate, eval, data, bench_comm, bench_pipeline, toy_pipeline, controller, replay, rates or
+  /// probe
   std::string verb = {};
   std::string config;   ///< resolved YAML (train, eval, bench_pipeline, toy_pipeline)
   std::string run_dir;  ///< made by the front command; empty: rank 0 makes one below `runs_root`

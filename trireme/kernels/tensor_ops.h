@@ -105,8 +105,8 @@ void gelu_forward(at::Tensor& y, const at::Tensor& x, const at::Tensor& amax = {
 void gelu_backward(at::Tensor& dx, const at::Tensor& dy, const at::Tensor& x, const at::Tensor& amax = {},
                    at::Tensor y = {}, const at::Tensor& dx_sums = {});
 
-/// y (..., width) = x * factors, in x's dtype; factors (width) fp32, one for each column. The gradients: dx as
-/// x, and d_factors (width) fp32, the sums over all rows of dy * x.
+/// y (..., width) = x * factors, in x's dtype; factors (width) fp32, one for each column. The gradients: dx
+/// as x, and d_factors (width) fp32, the sums over all rows of dy * x.
 void scale_columns(at::Tensor& y, const at::Tensor& x, const at::Tensor& factors);
 void scale_columns_backward(at::Tensor& dx, at::Tensor& d_factors, const at::Tensor& dy, const at::Tensor& x,
                             const at::Tensor& factors);
