@@ -12,7 +12,8 @@ set(trireme_public_headers
   data/corpus.h data/dataset.h data/images/codec.h data/images/loader.h data/loader.h data/mixture.h data/sampler.h data/tokenizer.h
   optim/learning_rate.h optim/optimizer.h
   checkpoint/safetensors.h memory/recompute.h precision/loss_scaler.h
-  parallel/data_parallel.h parallel/pipeline.h parallel/state.h parallel/state_file.h parallel/sync_batch_norm.h parallel/tensor_layers.h parallel/unit_choice.h parallel/wrap.h
+  parallel/data_parallel.h parallel/pipeline.h parallel/sync_batch_norm.h parallel/tensor_layers.h parallel/unit_choice.h parallel/wrap.h
+  state/state.h state/state_file.h
   tensor/redistribute.h
   text/load.h text/tokenizer.h
   train/connect.h train/generate.h train/image_model.h train/trainer.h)

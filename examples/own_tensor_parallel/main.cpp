@@ -8,12 +8,13 @@
 #include <iostream>
 
 #include "trireme/comm/mesh.h"
-#include "trireme/parallel/state_file.h"
 #include "trireme/parallel/tensor_layers.h"
 #include "trireme/parallel/wrap.h"
+#include "trireme/state/state_file.h"
 
 namespace nn = torch::nn;
 namespace parallel = trireme::parallel;
+namespace state = trireme::state;
 using GroupPtr = std::shared_ptr<trireme::comm::Group>;
 
 constexpr int64_t kWords = 29, kTokens = 12, kWidth = 48, kHeads = 6;
@@ -94,7 +95,7 @@ int main(int argc, char** argv) try {
   torch::manual_seed(1);  // the same on all ranks, which draw whole matrices and keep their parts
   Transformer net(mesh.tp);
   const auto engine = parallel::fully_shard(net, mesh);  // over the ranks of data, under any policy
-  if (std::filesystem::exists(file)) parallel::load_weights(*engine, file);
+  if (std::filesystem::exists(file)) state::load_weights(*engine, file);
   const auto optimizer = trireme::optim::adamw(engine->optimizer_params(), {.lr = 3e-3});
   torch::manual_seed(100 + mesh.dp_rank);  // ranks of one tp group read the same data
   double first = 0.0, last = 0.0;
@@ -107,7 +108,7 @@ int main(int argc, char** argv) try {
     last = loss.item<double>();
     if (step == 0) first = last;
   }
-  if (!file.empty()) parallel::save_weights(*engine, file);  // whole tensors
+  if (!file.empty()) state::save_weights(*engine, file);  // whole tensors
   // end of snippet
   if (world->rank() == 0) std::cout << "tp " << axes.tp << ": loss " << first << " -> " << last << "\n";
   return last < 0.5 ? 0 : 1;

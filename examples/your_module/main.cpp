@@ -5,11 +5,12 @@
 #include <iostream>
 
 #include "trireme/comm/mesh.h"
-#include "trireme/parallel/state_file.h"
 #include "trireme/parallel/wrap.h"
+#include "trireme/state/state_file.h"
 
 namespace nn = torch::nn;
 namespace parallel = trireme::parallel;
+namespace state = trireme::state;
 
 struct Net : nn::Module {
   Net() {
@@ -57,8 +58,7 @@ int main(int argc, char** argv) try {
   const auto engine = parallel::fully_shard(net, mesh);
   torch::optim::AdamW optimizer(engine->optimizer_tensors(), torch::optim::AdamWOptions(3e-3));
   int64_t step = 0;
-  if (std::filesystem::exists(path))
-    step = std::stol(parallel::load_state(*engine, optimizer, path).at("step"));
+  if (std::filesystem::exists(path)) step = std::stol(state::load_state(*engine, optimizer, path).at("step"));
   while (step < std::stol(argv[2])) {
     for (const bool last : {false, true}) {  // two micro-batches
       const auto [x, y] = images(2 * step + last, 48, mesh);
@@ -67,7 +67,7 @@ int main(int argc, char** argv) try {
     }
     engine->clip_grad_norm(1.0);
     engine->step(optimizer);
-    if (++step % 10 == 0) parallel::save_state(*engine, optimizer, path, {{"step", std::to_string(step)}});
+    if (++step % 10 == 0) state::save_state(*engine, optimizer, path, {{"step", std::to_string(step)}});
   }
   const double accuracy = validate(net, *engine, mesh);
   const std::string digest = parallel::weights_digest(*engine);

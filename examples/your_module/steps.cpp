@@ -6,13 +6,14 @@
 #include <map>
 
 #include "trireme/comm/mesh.h"
-#include "trireme/parallel/state.h"
-#include "trireme/parallel/state_file.h"
 #include "trireme/parallel/wrap.h"
+#include "trireme/state/state.h"
+#include "trireme/state/state_file.h"
 
 namespace comm = trireme::comm;
 namespace optim = trireme::optim;
 namespace parallel = trireme::parallel;
+namespace state = trireme::state;
 namespace plan = trireme::plan;
 using torch::mse_loss;
 using torch::softplus;
@@ -106,7 +107,7 @@ Weights ddp(const comm::Mesh& mesh) {
     engine->step(optimizer);
   }
   // end of snippet
-  return parallel::full_state(*engine);
+  return state::full_state(*engine);
 }
 
 Weights fsdp(const comm::Mesh& mesh) {
@@ -123,7 +124,7 @@ Weights fsdp(const comm::Mesh& mesh) {
   }
   // end of snippet
   if (mesh.world->rank() == 0) std::cout << engine->describe();
-  return parallel::full_state(*engine);
+  return state::full_state(*engine);
 }
 
 Weights accumulation(const comm::Mesh& mesh) {
@@ -141,7 +142,7 @@ Weights accumulation(const comm::Mesh& mesh) {
     engine->step(optimizer);
   }
   // end of snippet
-  return parallel::full_state(*engine);
+  return state::full_state(*engine);
 }
 
 /// Micro-batches of different sizes with their rows as weights.
@@ -160,7 +161,7 @@ Weights ragged(const comm::Mesh& mesh) {
     engine->clip_grad_norm(1.0);
     engine->step(optimizer);
   }
-  return parallel::full_state(*engine);
+  return state::full_state(*engine);
 }
 
 /// The mean loss over the batches of all loaders, and over the same in one process.
@@ -207,7 +208,7 @@ Weights groups(const comm::Mesh& mesh) {
     engine->backward(mse_loss(net->forward(batch.x), batch.y));
     engine->step(optimizer);
   }
-  return parallel::full_state(*engine);
+  return state::full_state(*engine);
 }
 
 Weights our_optimizer(const comm::Mesh& mesh) {
@@ -223,7 +224,7 @@ Weights our_optimizer(const comm::Mesh& mesh) {
     engine->step(*optimizer);
   }
   // end of snippet
-  return parallel::full_state(*engine);
+  return state::full_state(*engine);
 }
 
 /// Stops after two batches, and goes on from the file under another policy.
@@ -242,7 +243,7 @@ Weights resumed(const comm::Mesh& mesh, const std::string& path) {
     size_t step = 0;
     while (step < 2) train(net, *engine, optimizer, batches[step++]);
     // snippet: save
-    parallel::save_state(*engine, optimizer, path, {{"step", std::to_string(step)}});
+    state::save_state(*engine, optimizer, path, {{"step", std::to_string(step)}});
     // end of snippet
   }
   Net net;
@@ -251,10 +252,10 @@ Weights resumed(const comm::Mesh& mesh, const std::string& path) {
   size_t step = 0;
   // snippet: resume
   if (std::filesystem::exists(path))
-    step = std::stoul(parallel::load_state(*engine, optimizer, path).at("step"));
+    step = std::stoul(state::load_state(*engine, optimizer, path).at("step"));
   // end of snippet
   while (step < batches.size()) train(net, *engine, optimizer, batches[step++]);
-  return parallel::full_state(*engine);
+  return state::full_state(*engine);
 }
 
 /// What a module without an engine reads from a file of weights.
@@ -263,14 +264,14 @@ Weights weights_from_file(const comm::Mesh& mesh, const std::string& path) {
     Net net;
     const auto engine = parallel::fully_shard(*net, mesh);
     // snippet: weights
-    parallel::save_weights(*engine, path);
-    parallel::load_weights(*engine, path);
+    state::save_weights(*engine, path);
+    state::load_weights(*engine, path);
     // end of snippet
   }
   Net net;
   for (at::Tensor& parameter : net->parameters()) parameter.detach().zero_();
   // snippet: weights_alone
-  parallel::load_weights(*net, path);
+  state::load_weights(*net, path);
   // end of snippet
   return weights_of(*net);
 }
@@ -310,7 +311,7 @@ Weights mixed_precision(const comm::Mesh& mesh) {
     engine->step(optimizer);
   }
   // end of snippet
-  return parallel::full_state(*engine);
+  return state::full_state(*engine);
 }
 
 /// The first block stays as it is, and the second one from the third step on.
@@ -330,7 +331,7 @@ Weights frozen(const comm::Mesh& mesh, size_t steps) {
     engine->step(optimizer);
   }
   // end of snippet
-  return parallel::full_state(*engine);
+  return state::full_state(*engine);
 }
 
 void set_trainable(torch::nn::Module& part, bool on) {
@@ -357,7 +358,7 @@ Weights gan(const comm::Mesh& mesh) {
     set_trainable(*discriminator, true);
   }
   // end of snippet
-  return parallel::full_state(*makes);
+  return state::full_state(*makes);
 }
 
 /// The same in one process without engines.
@@ -399,7 +400,7 @@ bool shared(const comm::Mesh& mesh) {
   torch::optim::AdamW optimizer(engine->optimizer_tensors(), AdamWOptions(1e-3));
   engine->backward(tied->forward(at::arange(10)).square().mean());
   engine->step(optimizer);
-  return parallel::full_state(*engine).size() == 1 && engine->aliases().size() == 1;
+  return state::full_state(*engine).size() == 1 && engine->aliases().size() == 1;
 }
 
 bool failed = false;

@@ -9,24 +9,25 @@
 #include <string>
 
 #include "residual_mlp.h"
-#include "trireme/parallel/state_file.h"
 #include "trireme/parallel/wrap.h"
+#include "trireme/state/state_file.h"
 
 namespace comm = trireme::comm;
 namespace parallel = trireme::parallel;
+namespace state = trireme::state;
 
 /// Parameters, buffers and moments, in one file whatever shards them. The notes say what they were.
 void save(parallel::DataParallel& engine, trireme::optim::Optimizer& optimizer, const std::string& path,
           int64_t step) {
   const std::string weights = parallel::weights_digest(engine);
-  parallel::save_state(engine, optimizer, path, {{"step", std::to_string(step)}, {"weights", weights}});
+  state::save_state(engine, optimizer, path, {{"step", std::to_string(step)}, {"weights", weights}});
   if (engine.mesh().world->rank() == 0) fmt::print("step {}: saved weights {}\n", step, weights);
 }
 
 /// Returns the step. Throws std::runtime_error when the weights are not those that were saved.
 int64_t resume(parallel::DataParallel& engine, trireme::optim::Optimizer& optimizer,
                const std::string& path) {
-  const parallel::Notes notes = parallel::load_state(engine, optimizer, path);
+  const state::Notes notes = state::load_state(engine, optimizer, path);
   const std::string weights = parallel::weights_digest(engine);
   if (engine.mesh().world->rank() == 0)
     fmt::print("step {}: {} ranks resume with weights {}\n", notes.at("step"), engine.mesh().world->size(),
@@ -44,14 +45,14 @@ double loss_of(ResidualMlp& net, const comm::Mesh& mesh) {
 
 /// The weights alone serve a network that no engine has, in one process: for inference, or from Python.
 void export_weights(parallel::DataParallel& engine, ResidualMlp& net, const std::string& path) {
-  parallel::save_weights(engine, path);
+  state::save_weights(engine, path);
   double in_engine = 0.0;
   {
     const parallel::DataParallel::Held held(engine);
     in_engine = loss_of(net, engine.mesh());
   }
   ResidualMlp alone;
-  parallel::load_weights(alone, path);
+  state::load_weights(alone, path);
   alone.to(engine.mesh().world->device());
   const double on_its_own = loss_of(alone, engine.mesh());
   if (on_its_own != in_engine)

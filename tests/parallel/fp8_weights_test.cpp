@@ -16,8 +16,8 @@
 #include "tests/support/tiny_training.h"
 #include "trireme/kernels/fp8.h"
 #include "trireme/nn/torch_internals.h"
-#include "trireme/parallel/state_file.h"
 #include "trireme/parallel/storage.h"
+#include "trireme/state/state_file.h"
 
 namespace trireme::parallel {
 namespace {
@@ -209,7 +209,7 @@ TEST(Fp8Weights, WhatIsWrittenAndLoadedIsMultiplied) {
   const std::string path = testing::TempDir() + "fp8_weights_" + std::to_string(::getpid()) + ".safetensors";
   on_two_ranks([&](Pair& pair) {
     const at::Tensor at_first = Pair::logits(pair.gathered);
-    save_weights(pair.gathered.engine, path);
+    state::save_weights(pair.gathered.engine, path);
     pair.both([](test::EngineOnModel& one) {
       const at::NoGradGuard no_grad;
       const DataParallel::Held held(one.engine);
@@ -221,7 +221,7 @@ TEST(Fp8Weights, WhatIsWrittenAndLoadedIsMultiplied) {
 
     for (const Whole form : {Whole::kReadable, Whole::kAsUsed}) {
       const DataParallel::Held held(pair.gathered.engine, form), other(pair.plain.engine);
-      pair.both([&](test::EngineOnModel& one) { load_weights(one.engine, path); });
+      pair.both([&](test::EngineOnModel& one) { state::load_weights(one.engine, path); });
       EXPECT_TRUE(pair.agree());
       EXPECT_TRUE(at::equal(Pair::logits(pair.gathered), at_first));
     }

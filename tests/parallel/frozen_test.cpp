@@ -15,8 +15,8 @@
 #include "tests/parallel/normed_net.h"
 #include "tests/support/spawn.h"
 #include "trireme/base/error.h"
-#include "trireme/parallel/state_file.h"
 #include "trireme/plan/policy.h"
+#include "trireme/state/state_file.h"
 
 namespace trireme::test {
 namespace {
@@ -69,9 +69,9 @@ void expect_trained_as_plain(const std::string& path = {}) {
         auto optimizer = std::make_unique<Optimizer>(engine->optimizer_tensors(), rate_of<Options>());
         for (int64_t step = 0; step < kSteps; ++step) {
           if (step == 1 && !path.empty()) {
-            parallel::save_state(*engine, *optimizer, path);
+            state::save_state(*engine, *optimizer, path);
             optimizer = std::make_unique<Optimizer>(engine->optimizer_tensors(), rate_of<Options>());
-            parallel::load_state(*engine, *optimizer, path);
+            state::load_state(*engine, *optimizer, path);
           }
           freeze_in(net, step);
           backward_of(net, *engine, step);

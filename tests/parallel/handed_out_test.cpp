@@ -16,7 +16,7 @@
 #include "tests/parallel/normed_net.h"
 #include "tests/support/spawn.h"
 #include "trireme/base/error.h"
-#include "trireme/parallel/state_file.h"
+#include "trireme/state/state_file.h"
 
 namespace trireme {
 namespace {
@@ -197,14 +197,14 @@ TEST(HandedOut, LocalSgdCountsAStepWithoutTheEngineBeforeItSaves) {
       engine->backward(mean_loss(net, 0, mesh));
       optimizer.step();
       const std::string path = scratch("local-plain-step.safetensors");
-      expect_refusal([&] { parallel::save_state(*engine, optimizer, path); },
+      expect_refusal([&] { state::save_state(*engine, optimizer, path); },
                      {"1 steps after the last averaging"});
       engine->average_parameters();
       const Weights mine = weights_of(*engine);
       at::Tensor head = mine.at("head").clone();
       mesh.dp->all_reduce(head, comm::ReduceOp::kSum);
       EXPECT_TRUE(at::equal(head / 2.0, mine.at("head"))) << "all ranks have the mean";
-      parallel::save_state(*engine, optimizer, path);
+      state::save_state(*engine, optimizer, path);
     });
   }
 }

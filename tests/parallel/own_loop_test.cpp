@@ -19,7 +19,7 @@
 #include "tests/parallel/plain_net.h"
 #include "tests/support/spawn.h"
 #include "trireme/base/error.h"
-#include "trireme/parallel/state_file.h"
+#include "trireme/state/state_file.h"
 
 namespace trireme::test {
 namespace {
@@ -85,7 +85,7 @@ Weights engine_loop(const comm::Mesh& mesh, const Loop& loop, const Part& part =
            : nullptr;
   const auto theirs = ours ? nullptr : make_torch(loop.kind, engine->optimizer_tensors());
   if (!part.from.empty()) {
-    own ? parallel::load_state(*engine, *own, part.from) : parallel::load_state(*engine, *theirs, part.from);
+    own ? state::load_state(*engine, *own, part.from) : state::load_state(*engine, *theirs, part.from);
   }
   const auto rank = static_cast<size_t>(mesh.dp_rank);
   for (int64_t step = part.begin; step < part.end; ++step) {
@@ -106,7 +106,7 @@ Weights engine_loop(const comm::Mesh& mesh, const Loop& loop, const Part& part =
     }
   }
   if (!part.to.empty()) {
-    own ? parallel::save_state(*engine, *own, part.to) : parallel::save_state(*engine, *theirs, part.to);
+    own ? state::save_state(*engine, *own, part.to) : state::save_state(*engine, *theirs, part.to);
   }
   return weights_of(*engine);
 }

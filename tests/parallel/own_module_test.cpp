@@ -18,8 +18,8 @@
 #include "tests/support/spawn.h"
 #include "trireme/base/error.h"
 #include "trireme/parallel/pipeline.h"
-#include "trireme/parallel/state_file.h"
 #include "trireme/plan/schedule.h"
+#include "trireme/state/state_file.h"
 
 namespace trireme::test {
 namespace {

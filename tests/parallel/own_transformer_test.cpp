@@ -14,7 +14,7 @@
 #include "tests/support/relative_error.h"
 #include "tests/support/spawn.h"
 #include "trireme/base/file.h"
-#include "trireme/parallel/state_file.h"
+#include "trireme/state/state_file.h"
 #include "trireme/tensor/redistribute.h"
 
 namespace trireme::test {
@@ -244,9 +244,9 @@ std::string train_on(const MeshCase& at, int64_t from, const std::string& load, 
     const auto net = cut_net(mesh, at.rows);
     const auto engine = wrap_net(*net, mesh, "fsdp");
     const auto optimizer = optim::adamw(engine->optimizer_params(), {.lr = 1e-3});
-    if (!load.empty()) parallel::load_state(*engine, *optimizer, load);
+    if (!load.empty()) state::load_state(*engine, *optimizer, load);
     if (from < 0) {
-      parallel::save_state(*engine, *optimizer, save);
+      state::save_state(*engine, *optimizer, save);
       return;
     }
     for (int64_t step = from; step < from + 2; ++step) {
@@ -254,7 +254,7 @@ std::string train_on(const MeshCase& at, int64_t from, const std::string& load, 
       engine->backward(share.loss, share.weight);
       engine->step(*optimizer);
     }
-    parallel::save_state(*engine, *optimizer, save);
+    state::save_state(*engine, *optimizer, save);
     const std::string mine = parallel::weights_digest(*engine);
     if (world->rank() == 0) digest = mine;
   });
@@ -287,19 +287,19 @@ TEST(OwnTransformer, FilesHoldWholeTensorsUnderTorchsNames) {
     for (at::Tensor& param : plain->parameters()) param.mul_(1.5).add_(0.01);
   }
   const Weights wanted = copies(parameters_of(*plain));
-  parallel::save_weights(*plain, path);
+  state::save_weights(*plain, path);
   run_ranks(4, [&](std::shared_ptr<World> world) {
     const comm::Mesh mesh = mesh_for(world, {4, 1, Rows::kAll});
     const auto net = cut_net(mesh, Rows::kAll);
-    parallel::load_weights(*net, path);
-    expect_refusal([&] { parallel::save_weights(*net, path + ".part"); }, {"has a part of", "wrap it"});
+    state::load_weights(*net, path);
+    expect_refusal([&] { state::save_weights(*net, path + ".part"); }, {"has a part of", "wrap it"});
     const auto engine = wrap_net(*net, mesh, "fsdp");
     const Weights got = weights_of(*engine);
     for (const auto& [name, weight] : wanted) EXPECT_TRUE(at::equal(got.at(name), weight)) << name;
-    parallel::save_weights(*engine, path + ".cut");
+    state::save_weights(*engine, path + ".cut");
   });
   const auto other = seeded([] { return std::make_shared<PlainTransformer>(); });
-  parallel::load_weights(*other, path + ".cut");
+  state::load_weights(*other, path + ".cut");
   for (const auto& [name, weight] : parameters_of(*other)) EXPECT_TRUE(at::equal(weight, wanted.at(name)));
   std::filesystem::remove(path);
   std::filesystem::remove(path + ".cut");

@@ -10,8 +10,8 @@
 
 #include "tests/parallel/layouts.h"
 #include "tests/parallel/pipeline_net.h"
-#include "trireme/parallel/state.h"
-#include "trireme/parallel/state_file.h"
+#include "trireme/state/state.h"
+#include "trireme/state/state_file.h"
 
 namespace trireme {
 namespace {
@@ -304,11 +304,11 @@ TEST(PipelineStages, AreSavedAndLoadedByTheirOwnEngines) {
     parallel::DataParallel& engine = *pipeline.engines().front();
     const std::string path = (folder / fmt::format("stage-{}.safetensors", mesh.pp_rank)).string();
     const test::Weights wanted = test::weights_of(engine);
-    parallel::save_weights(engine, path);
+    state::save_weights(engine, path);
     for (auto& param : modules.front()->parameters()) at::Tensor(param.data()).fill_(0.5);
-    parallel::load_weights(engine, path);
+    state::load_weights(engine, path);
     test::expect_equal(test::weights_of(engine), wanted, path);
-    EXPECT_EQ(parallel::full_state(engine, parallel::On::kRankZero).empty(), mesh.dp_rank != 0);
+    EXPECT_EQ(state::full_state(engine, state::On::kRankZero).empty(), mesh.dp_rank != 0);
   });
   std::filesystem::remove_all(folder);
 }

@@ -8,7 +8,7 @@
 #include <string>
 
 #include "trireme/checkpoint/safetensors.h"
-#include "trireme/parallel/state_file.h"
+#include "trireme/state/state_file.h"
 
 namespace trireme::test {
 
@@ -29,7 +29,7 @@ struct SavedAdapters {
 /// The adapters in `folder`, as PEFT has them.
 inline SavedAdapters saved_adapters(const std::filesystem::path& folder) {
   const std::filesystem::path file = folder / "adapter_model.safetensors";
-  return {saved_tensors(file), parallel::read_notes(file.string()).at("base")};
+  return {saved_tensors(file), state::read_notes(file.string()).at("base")};
 }
 
 /// Expects the same base, and tensors that differ by at most `share` of their length, which is not zero.

@@ -7,8 +7,8 @@
 #include <fstream>
 
 #include "tests/train/trainer_fixture.h"
-#include "trireme/parallel/state_file.h"
 #include "trireme/plan/mesh_shape.h"
+#include "trireme/state/state_file.h"
 #include "trireme/train/best_weights.h"
 
 namespace trireme::train {
@@ -45,7 +45,7 @@ TEST_F(BestWeightsOfARun, AreThoseOfItsSmallestLoss) {
   ASSERT_LT(best.step, 8);
   EXPECT_EQ(recorder_.summary.best_step, best.step);
   EXPECT_EQ(recorder_.summary.best_weights_path, options().best_weights_path);
-  const parallel::Notes notes = parallel::read_notes(options().best_weights_path);
+  const state::Notes notes = state::read_notes(options().best_weights_path);
   EXPECT_EQ(notes.at("step"), std::to_string(best.step));
   EXPECT_EQ(loss_of_file(), *best.val_loss);
 }
@@ -77,7 +77,7 @@ TEST_F(BestWeightsOfARun, AreNeverThoseOfALossThatIsNoNumber) {
     keep(3, NAN);
     keep(4, 4.0);
     EXPECT_EQ(best.step(), 2);
-    EXPECT_EQ(parallel::read_notes(options().best_weights_path).at("step"), "2");
+    EXPECT_EQ(state::read_notes(options().best_weights_path).at("step"), "2");
   });
 }
 

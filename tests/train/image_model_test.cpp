@@ -16,7 +16,7 @@
 #include "trireme/nn/init.h"
 #include "trireme/optim/optimizer.h"
 #include "trireme/parallel/data_parallel.h"
-#include "trireme/parallel/state_file.h"
+#include "trireme/state/state_file.h"
 #include "trireme/train/connect.h"
 
 namespace trireme::train {
@@ -95,7 +95,7 @@ Outcome train_on_images(const ImageRun& run) {
       engine.step(*optimizer);
       if (world->rank() == 0) outcome.losses.push_back(loss_sum);
     }
-    if (!run.weights_path.empty()) parallel::save_weights(engine, run.weights_path);
+    if (!run.weights_path.empty()) state::save_weights(engine, run.weights_path);
     model->eval();
     const at::Tensor evaluated = [&] {
       const at::NoGradGuard no_grad;

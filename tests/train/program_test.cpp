@@ -16,7 +16,7 @@
 #include "trireme/base/error.h"
 #include "trireme/comm/agree.h"
 #include "trireme/data/mixture.h"
-#include "trireme/parallel/state_file.h"
+#include "trireme/state/state_file.h"
 #include "trireme/train/early_stop.h"
 
 namespace trireme::train {
@@ -258,7 +258,7 @@ TEST_F(ProgramRun, AMonitorOfWhichMoreIsBetterStopsAsTheLossDoes) {
   EXPECT_EQ(minus.early_end->metric, "minus");
   EXPECT_TRUE(minus.early_end->higher_is_better);
   EXPECT_NEAR(*minus.early_end->best_value, -*loss.early_end->best_value, 1e-5);
-  EXPECT_EQ(parallel::read_notes(options().best_weights_path).at("monitor"), "minus");
+  EXPECT_EQ(state::read_notes(options().best_weights_path).at("monitor"), "minus");
 }
 
 /// As a run that was not stopped, on the same number of ranks and on another one, to the last bit and to
@@ -447,7 +447,7 @@ TEST_F(ProgramRun, TheBestOfTheOtherDirectionIsReplaced) {
   config_.checkpoint.best = true;
   config_.train.monitor = "right";
   run_program(1, false, 2);
-  const auto score = [&] { return std::stod(parallel::read_notes(options().best_weights_path).at("score")); };
+  const auto score = [&] { return std::stod(state::read_notes(options().best_weights_path).at("score")); };
   EXPECT_GE(score(), 0.0);
   fewer_is_better_ = true;
   run_program(1, true);

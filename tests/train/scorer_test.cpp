@@ -10,8 +10,8 @@
 #include "tests/support/spawn.h"
 #include "trireme/base/error.h"
 #include "trireme/nn/init.h"
-#include "trireme/parallel/state_file.h"
 #include "trireme/plan/model_facts.h"
+#include "trireme/state/state_file.h"
 
 namespace trireme::train {
 namespace {
@@ -30,7 +30,7 @@ class ScorerTest : public ::testing::Test {
     plain_ = nn::build(model_);
     const at::NoGradGuard no_grad;
     for (at::Tensor& parameter : plain_->parameters()) parameter.normal_(0.0, 0.3);
-    parallel::save_weights(*plain_, weights_);
+    state::save_weights(*plain_, weights_);
   }
 
   /// Rows of all lengths, of which different parts are scored.

@@ -5,7 +5,7 @@
 #include "tests/support/tiny_training.h"
 #include "trireme/base/error.h"
 #include "trireme/checkpoint/safetensors.h"
-#include "trireme/parallel/state_file.h"
+#include "trireme/state/state_file.h"
 
 namespace trireme::train {
 namespace {
@@ -25,10 +25,10 @@ TEST(Weights, OfShardedRunsLoadIntoAPlainModel) {
     const comm::Mesh mesh = comm::make_mesh(world, plan::MeshShape::fit({}, 3));
     parallel::DataParallel engine(*sharded, facts.units, mesh, {.policy = plan::find_policy("fsdp")},
                                   nn::InitialWeights(config, 5));
-    parallel::save_weights(engine, path);
+    state::save_weights(engine, path);
   });
   const auto loaded = nn::build(config);
-  parallel::load_weights(*loaded, path);
+  state::load_weights(*loaded, path);
   const auto expected = nn::build(config);
   nn::InitialWeights(config, 5).fill(*expected);
   for (const auto& entry : expected->named_parameters()) {
@@ -41,10 +41,8 @@ TEST(Weights, OfAnotherModelAreRefused) {
   checkpoint::SafetensorsWriter writer(path, {{"embed.weight", {at::kFloat, {2, 2}}}}, {});
   writer.write("embed.weight", at::ones({2, 2}));
   writer.commit();
-  EXPECT_THROW(parallel::load_weights(*nn::build(test::tiny_model(plan::ModelFamily::kMlp)), path),
-               DataError);
-  EXPECT_THROW(parallel::load_weights(*nn::build(test::tiny_model(plan::ModelFamily::kGpt2)), path),
-               DataError);
+  EXPECT_THROW(state::load_weights(*nn::build(test::tiny_model(plan::ModelFamily::kMlp)), path), DataError);
+  EXPECT_THROW(state::load_weights(*nn::build(test::tiny_model(plan::ModelFamily::kGpt2)), path), DataError);
 }
 
 }  // namespace

@@ -9,10 +9,10 @@
 #include "trireme/data/tokenizer.h"
 #include "trireme/kernels/device.h"
 #include "trireme/nn/language_model.h"
-#include "trireme/parallel/state_file.h"
 #include "trireme/plan/adapter.h"
 #include "trireme/plan/config.h"
 #include "trireme/report/run_dir.h"
+#include "trireme/state/state_file.h"
 #include "trireme/text/chat_template_file.h"
 #include "trireme/train/generate.h"
 
@@ -73,7 +73,7 @@ int worker_generate(const Request& request) {
                       tokenizer->name(), printable_line(prompt));
   }
   const auto model = nn::build(plan::without_adapters(config.model));
-  parallel::load_weights(*model, options.weights);
+  state::load_weights(*model, options.weights);
   model->eval();
   const bool gpu = config.device != plan::Device::kCpu && !kernels::gpus().empty();
   const at::Device device = gpu ? at::Device(at::kCUDA, 0) : at::Device(at::kCPU);

@@ -210,7 +210,7 @@ void FlatUnit::reshard() {
   if (has_bytes) shared_.storage.free(fp8_->whole());
   constexpr const char* kReason =
       "are sharded and not gathered on this rank; hold them with parallel::DataParallel::Held while code "
-      "reads their memory, and save them with parallel::save_weights(engine, path) instead of torch::save";
+      "reads their memory, and save them with state::save_weights(engine, path) instead of torch::save";
   if (has_storage(full_params_)) {
     shared_.storage.free(full_params_);
     refuse_use(kReason);

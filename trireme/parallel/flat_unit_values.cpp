@@ -104,7 +104,7 @@ void FlatUnit::check_replacement(size_t index) const {
   throw LogicError(
       "[parallel.flat_unit] the memory of parameter {} was replaced by {} [{}] on {}, but the engine keeps "
       "{} [{}] on {}; call Module::to(), or torch::load() of a file in another dtype, before wrapping the "
-      "module, and parallel::load_weights(engine, path) afterwards",
+      "module, and state::load_weights(engine, path) afterwards",
       name, c10::toString(leaf.scalar_type()), fmt::join(leaf.sizes(), ", "), leaf.device().str(),
       c10::toString(options_.compute), fmt::join(entry.shape, ", "), full_params_.device().str());
 }

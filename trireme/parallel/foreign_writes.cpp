@@ -40,7 +40,7 @@ void DataParallel::give_back() noexcept {
   const bool unwinds = std::uncaught_exceptions() > unwinding_;
   std::string reason =
       "were sharded when an exception ended the engine, so they could not be gathered; load saved "
-      "weights into the module (parallel::load_weights)";
+      "weights into the module (state::load_weights)";
   bool gathers = !unwinds && broken_.empty();
   try {
     if (gathers) notice_update();

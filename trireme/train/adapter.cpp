@@ -11,10 +11,10 @@
 #include "trireme/checkpoint/low_rank.h"
 #include "trireme/comm/agree.h"
 #include "trireme/parallel/box.h"
-#include "trireme/parallel/state_reader.h"
 #include "trireme/plan/adapter.h"
 #include "trireme/plan/model_family.h"
 #include "trireme/plan/peft.h"
+#include "trireme/state/state_reader.h"
 
 namespace trireme::train {
 namespace {
@@ -42,14 +42,14 @@ at::Tensor lengths_of_rows(const at::Tensor& weight, const plan::ModelConfig& mo
 /// is.
 using Lengths = std::map<std::string, at::Tensor>;
 void note_lengths(Lengths& lengths, const std::string& name, const at::Tensor& values,
-                  const parallel::TensorInfos& adapters, const plan::ModelConfig& model) {
+                  const state::TensorInfos& adapters, const plan::ModelConfig& model) {
   const std::string magnitude = plan::adapter_names(name).magnitude;
   if (values.defined() && adapters.contains(magnitude)) lengths[magnitude] = lengths_of_rows(values, model);
 }
 
 /// Parameters of the model's facts that are frozen, or the others; `prefix` before their names.
-parallel::TensorInfos infos_of(const plan::ModelFacts& facts, bool frozen, const std::string& prefix = "") {
-  parallel::TensorInfos infos;
+state::TensorInfos infos_of(const plan::ModelFacts& facts, bool frozen, const std::string& prefix = "") {
+  state::TensorInfos infos;
   for (const plan::UnitSpec& unit : facts.units) {
     for (const plan::ParamSpec& param : unit.params)
       if (param.frozen == frozen) infos[prefix + param.name] = {param.shape, at::kFloat};
@@ -60,8 +60,8 @@ parallel::TensorInfos infos_of(const plan::ModelFacts& facts, bool frozen, const
 }  // namespace
 
 void save_merged(comm::Group& all, const AdaptedModel& model, const std::string& path,
-                 const parallel::Notes& notes) {
-  const parallel::TensorInfos adapters = infos_of(model.facts, /*frozen=*/false);
+                 const state::Notes& notes) {
+  const state::TensorInfos adapters = infos_of(model.facts, /*frozen=*/false);
   const auto visit = [&](const AdaptedModel::Body& body) {
     model.visit_frozen([&](const std::string& name, const at::Tensor& values) {
       const plan::AdapterNames names = plan::adapter_names(name);
@@ -81,12 +81,12 @@ void save_merged(comm::Group& all, const AdaptedModel& model, const std::string&
       body(name, sum);
     });
   };
-  parallel::save_weights(all, infos_of(model.facts, /*frozen=*/true), visit, path, notes);
+  state::save_weights(all, infos_of(model.facts, /*frozen=*/true), visit, path, notes);
 }
 
 void save_adapter(comm::Group& all, const AdaptedModel& model, const std::string& folder,
                   const std::string& base) {
-  const parallel::TensorInfos adapters = infos_of(model.facts, /*frozen=*/false);
+  const state::TensorInfos adapters = infos_of(model.facts, /*frozen=*/false);
   const auto visit = [&](const AdaptedModel::Body& body) {
     Lengths lengths;
     if (model.config.adapter.kind == plan::AdapterKind::kDora)
@@ -98,8 +98,8 @@ void save_adapter(comm::Group& all, const AdaptedModel& model, const std::string
       body(plan::kPeftPrefix + name, added == lengths.end() ? values : values + added->second);
     });
   };
-  parallel::save_weights(all, infos_of(model.facts, /*frozen=*/false, plan::kPeftPrefix), visit,
-                         folder + "/" + plan::kPeftWeights, {{kBaseNote, base}});
+  state::save_weights(all, infos_of(model.facts, /*frozen=*/false, plan::kPeftPrefix), visit,
+                      folder + "/" + plan::kPeftWeights, {{kBaseNote, base}});
   const auto error = error_of([&] {
     if (all.rank() == 0)
       write_file_atomic(folder + "/" + plan::kPeftConfig, plan::to_peft(model.config).dump(2) + "\n");
@@ -124,10 +124,10 @@ void check_base(const std::string& noted, const std::string& base, const std::st
 
 namespace {
 
-void load_values(parallel::DataParallel& engine, const parallel::StateReader& reader,
+void load_values(parallel::DataParallel& engine, const state::StateReader& reader,
                  const plan::ModelConfig& model, const plan::ModelFacts& facts) {
   Lengths lengths;
-  const parallel::TensorInfos adapters = infos_of(facts, /*frozen=*/false);
+  const state::TensorInfos adapters = infos_of(facts, /*frozen=*/false);
   if (model.adapter.kind == plan::AdapterKind::kDora)
     engine.visit_frozen([&](const std::string& name, const at::Tensor& values) {
       note_lengths(lengths, name, values, adapters, model);
@@ -148,13 +148,13 @@ void load_values(parallel::DataParallel& engine, const parallel::StateReader& re
 void load_adapter(comm::Group& all, const std::vector<std::shared_ptr<parallel::DataParallel>>& engines,
                   const plan::ModelConfig& model, const plan::ModelFacts& facts, const std::string& folder,
                   const std::string& base) {
-  std::unique_ptr<parallel::StateReader> reader;
+  std::unique_ptr<state::StateReader> reader;
   const auto error = error_of([&] {
     const std::string path = folder + "/" + plan::kPeftWeights;
-    const parallel::Notes notes = parallel::read_notes(path);
+    const state::Notes notes = state::read_notes(path);
     if (const auto noted = notes.find(kBaseNote); noted != notes.end())
       check_base(noted->second, base, folder);
-    reader = std::make_unique<parallel::StateReader>(path);
+    reader = std::make_unique<state::StateReader>(path);
     for (const auto& [name, info] : infos_of(facts, /*frozen=*/false, plan::kPeftPrefix))
       reader->want(name, info.first, info.second);
     reader->check({}, /*ignores_optimizer=*/true);

@@ -10,9 +10,9 @@
 
 #include "trireme/comm/group.h"
 #include "trireme/parallel/data_parallel.h"
-#include "trireme/parallel/state_file.h"
 #include "trireme/plan/config.h"
 #include "trireme/plan/model_facts.h"
+#include "trireme/state/state_file.h"
 
 namespace trireme::train {
 
@@ -32,7 +32,7 @@ struct AdaptedModel {
 /// layer W + alpha / rank B A, with rows of the lengths of DoRA. Collective; throws EnvironmentError on every
 /// rank when it cannot.
 void save_merged(comm::Group& all, const AdaptedModel& model, const std::string& path,
-                 const parallel::Notes& notes = {});
+                 const state::Notes& notes = {});
 
 /// Rank 0 writes the adapters alone into a folder as PEFT has them (adapter_model.safetensors in fp32,
 /// adapter_config.json), which peft.PeftModel.from_pretrained() loads. `base`, which says what they stand on,

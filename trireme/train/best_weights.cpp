@@ -21,7 +21,7 @@ std::string direction_of(const Monitor& monitor) {
 
 /// Throws DataError when the note is none of ours.
 template <typename Number>
-Number number_in(const parallel::Notes& notes, const char* key, const std::string& path) {
+Number number_in(const state::Notes& notes, const char* key, const std::string& path) {
   Number number = {};
   if (const auto note = notes.find(key); note != notes.end()) {
     const char* const end = note->second.data() + note->second.size();
@@ -40,7 +40,7 @@ BestWeights::BestWeights(std::string path, int64_t done, const comm::Mesh& mesh,
   double step = 0.0, score = 0.0;
   if (is_root_ && std::filesystem::exists(path_)) {
     try {
-      const parallel::Notes notes = parallel::read_notes(path_);
+      const state::Notes notes = state::read_notes(path_);
       score = number_in<double>(notes, "score", path_);
       const auto noted = number_in<int64_t>(notes, "step", path_);
       // Weights that were the best by another metric are replaced; files of old versions do not name theirs.

@@ -17,9 +17,9 @@
 #include "trireme/checkpoint/safetensors.h"
 #include "trireme/comm/agree.h"
 #include "trireme/kernels/device.h"
-#include "trireme/parallel/state.h"
-#include "trireme/parallel/state_file.h"
 #include "trireme/plan/saved_copy.h"
+#include "trireme/state/state.h"
+#include "trireme/state/state_file.h"
 #include "trireme/train/run_state.h"
 
 namespace trireme::train {
@@ -41,9 +41,9 @@ using PieceBody = std::function<void(const MyPiece&)>;
 
 /// Visits the pieces of a stage that this rank writes: its share of what it holds.
 void visit_pieces(const TrainedStage& stage, const PieceBody& body) {
-  using parallel::HeldBy;
+  using state::HeldBy;
   const auto [replica, replicas] = stage.engine->replica();
-  parallel::visit_sharded_state(*stage.engine, *stage.optimizer, [&](const parallel::StatePiece& piece) {
+  state::visit_sharded_state(*stage.engine, *stage.optimizer, [&](const state::StatePiece& piece) {
     if (piece.held_by == HeldBy::kAllRanks && stage.engine->mesh().dp->rank() != 0) return;
     plan::Region region = piece.region;
     if (piece.held_by == HeldBy::kReplicas) region = plan::share_of(region, replica, replicas);
@@ -61,7 +61,7 @@ void visit_pieces(const TrainedModel& model, const PieceBody& body) {
 
 std::map<std::string, std::string> metadata_of(const TrainedModel& model) {
   std::map<std::string, std::string> all;
-  for (const TrainedStage& stage : model.stages()) all.merge(parallel::state_metadata(*stage.engine));
+  for (const TrainedStage& stage : model.stages()) all.merge(state::state_metadata(*stage.engine));
   return all;
 }
 
@@ -180,7 +180,7 @@ Checkpointing::Resumed Checkpointing::resume_from(const std::string& path) {
   // The config says that all stages together are the checkpoint's model.
   together([&] {
     for (const TrainedStage& stage : parts_.model->stages())
-      parallel::load_state(*stage.engine, *stage.optimizer, path, parts_.model->load_options());
+      state::load_state(*stage.engine, *stage.optimizer, path, parts_.model->load_options());
   });
   return restore(*run, path);
 }

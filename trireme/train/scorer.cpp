@@ -5,8 +5,8 @@
 #include <algorithm>
 
 #include "trireme/base/error.h"
-#include "trireme/parallel/state_file.h"
 #include "trireme/plan/model_facts.h"
+#include "trireme/state/state_file.h"
 #include "trireme/train/connect.h"
 
 namespace trireme::train {
@@ -126,7 +126,7 @@ Scorer::Scorer(const plan::ModelConfig& model, const std::string& weights, std::
       std::make_unique<parallel::DataParallel>(*model_, plan::describe(model, model.max_seq_len).units, mesh_,
                                                parallel::Options{.device = world->device()}, leave_zeros);
   connect(*model_, *engine_);
-  parallel::load_weights(*engine_, weights);
+  state::load_weights(*engine_, weights);
   model_->eval();
 }
 

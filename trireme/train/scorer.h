@@ -26,7 +26,7 @@ struct ScoredTokens {
 /// in fp32.
 class Scorer {
  public:
-  /// `model` is complete; `weights` as parallel::load_weights() takes them. Collective.
+  /// `model` is complete; `weights` as state::load_weights() takes them. Collective.
   Scorer(const plan::ModelConfig& model, const std::string& weights, std::shared_ptr<comm::World> world);
   Scorer(const Scorer&) = delete;
   Scorer& operator=(const Scorer&) = delete;

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "trireme/nn/fp8_history.h"
-#include "trireme/parallel/state_file.h"
+#include "trireme/state/state_file.h"
 #include "trireme/train/adapter.h"
 #include "trireme/train/generate.h"
 #include "trireme/train/model_passes.h"
@@ -75,10 +75,10 @@ class TrainedModel {
   /// Parameters and their averages change places, as parallel::DataParallel has it.
   void swap_averages();
   /// Options with which a stage reads a file of the whole model: it leaves to others what is theirs.
-  parallel::LoadOptions load_options() const { return {.unexpected = plan_.stages() > 1}; }
-  /// Parameters take the values of `path`, as parallel::load_weights() has it; each rank reads its part.
+  state::LoadOptions load_options() const { return {.unexpected = plan_.stages() > 1}; }
+  /// Parameters take the values of `path`, as state::load_weights() has it; each rank reads its part.
   void load_weights(const std::string& path);
-  /// Weights under adapters take the values of `path`, as parallel::load_frozen() has it.
+  /// Weights under adapters take the values of `path`, as state::load_frozen() has it.
   void load_base(const std::string& path);
   /// Adapters take the values of a folder of PEFT, if it notes no other base (train/adapter.h).
   void load_adapter(const std::string& folder, const std::string& base);
@@ -88,7 +88,7 @@ class TrainedModel {
   std::string base_digest();
   /// Rank 0 writes all weights as one file, of one parameter at a time; with adapters those that they make
   /// (save_merged()). Throws EnvironmentError on every rank when it cannot.
-  void save_weights(const std::string& path, const parallel::Notes& notes = {});
+  void save_weights(const std::string& path, const state::Notes& notes = {});
   /// Rank 0 writes the adapters into a folder, with a note of their base (train/adapter.h).
   void save_adapter(const std::string& folder, const std::string& base);
   /// A digest of the whole model as parallel::weights_digest(), with adapters of these alone; on ranks as

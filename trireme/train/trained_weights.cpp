@@ -39,11 +39,11 @@ std::string digest_of(const StreamingHash& hash, const comm::Mesh& mesh) {
 }  // namespace
 
 void TrainedModel::load_weights(const std::string& path) {
-  for (const TrainedStage& stage : stages_) parallel::load_weights(*stage.engine, path, load_options());
+  for (const TrainedStage& stage : stages_) state::load_weights(*stage.engine, path, load_options());
 }
 
 void TrainedModel::load_base(const std::string& path) {
-  for (const TrainedStage& stage : stages_) parallel::load_frozen(*stage.engine, path, load_options());
+  for (const TrainedStage& stage : stages_) state::load_frozen(*stage.engine, path, load_options());
 }
 
 void TrainedModel::load_adapter(const std::string& folder, const std::string& base) {
@@ -114,11 +114,11 @@ void TrainedModel::save_adapter(const std::string& folder, const std::string& ba
   train::save_adapter(*mesh_.all, adapted(), folder, base);
 }
 
-void TrainedModel::save_weights(const std::string& path, const parallel::Notes& notes) {
+void TrainedModel::save_weights(const std::string& path, const state::Notes& notes) {
   if (plan::has_adapters(config_)) return save_merged(*mesh_.all, adapted(), path, notes);
   // Units come one by one, and the writer alone has copies on its host.
-  if (in_one_piece()) return parallel::save_weights(engine(), path, notes);
-  parallel::TensorInfos infos;
+  if (in_one_piece()) return state::save_weights(engine(), path, notes);
+  state::TensorInfos infos;
   for (const auto& [name, all] : plan_.params)
     infos[name] = {all.front().part.whole_of(all.front().shape), at::kFloat};
   for (const auto& [name, saved] : plan_.buffers) infos[name] = {saved.shape, dtype_of_buffer(saved.shape)};
@@ -126,7 +126,7 @@ void TrainedModel::save_weights(const std::string& path, const parallel::Notes& 
     visit_weights(/*frozen=*/false, body);
     visit_buffers(body);
   };
-  parallel::save_weights(*mesh_.all, infos, visit, path, notes);
+  state::save_weights(*mesh_.all, infos, visit, path, notes);
 }
 
 /// Weights are hashed in the order of the units of the whole model, whatever the stages.

@@ -1,4 +1,4 @@
-#include "trireme/parallel/state_file.h"
+#include "trireme/state/state_file.h"
 
 #include <ATen/ATen.h>
 
@@ -16,13 +16,13 @@
 #include "trireme/comm/agree.h"
 #include "trireme/nn/torch_internals.h"
 #include "trireme/parallel/has_parts.h"
-#include "trireme/parallel/hook_state.h"
-#include "trireme/parallel/local_state.h"
 #include "trireme/parallel/module_parameters.h"
-#include "trireme/parallel/state_reader.h"
-#include "trireme/parallel/whole_state.h"
+#include "trireme/state/hook_state.h"
+#include "trireme/state/local_state.h"
+#include "trireme/state/state_reader.h"
+#include "trireme/state/whole_state.h"
 
-namespace trireme::parallel {
+namespace trireme::state {
 namespace {
 
 constexpr const char* kNotePrefix = "note.";
@@ -45,7 +45,7 @@ std::unique_ptr<checkpoint::SafetensorsWriter> open_file(const std::map<std::str
 
 /// A disk that fails ends nobody's collectives: rank 0 goes on without writing, and all hear of it at the
 /// end.
-void save(DataParallel& engine, const OptimizerState* optimizer, const std::string& path,
+void save(parallel::DataParallel& engine, const OptimizerState* optimizer, const std::string& path,
           const Notes& notes) {
   const WholeState state(engine, optimizer);
   std::unique_ptr<checkpoint::SafetensorsWriter> writer;
@@ -58,16 +58,16 @@ void save(DataParallel& engine, const OptimizerState* optimizer, const std::stri
     if (writer && !error) error = error_of([&] { writer->write(name, tensor); });
   });
   if (writer && !error) error = error_of([&] { writer->commit(); });
-  comm::throw_together(*engine.mesh().stage, error, "parallel.state_file");
+  comm::throw_together(*engine.mesh().stage, error, "state.file");
 }
 
-Initializer values_of(const StateReader& reader) {
+parallel::Initializer values_of(const StateReader& reader) {
   return [&reader](const std::string& name, const plan::Region& region, at::Tensor& out) {
     out.copy_(reader.read(name, region));
   };
 }
 
-void want_weights(StateReader& reader, DataParallel& engine) {
+void want_weights(StateReader& reader, parallel::DataParallel& engine) {
   for (const auto& unit : engine.units()) {
     for (const plan::FlatEntry& entry : unit->layout().entries())
       reader.want(entry.name, entry.whole_shape(), at::kFloat);
@@ -76,12 +76,12 @@ void want_weights(StateReader& reader, DataParallel& engine) {
   for (const auto& [alias, name] : engine.aliases()) reader.allow_alias(alias, name);
 }
 
-void read_weights(const StateReader& reader, DataParallel& engine) {
+void read_weights(const StateReader& reader, parallel::DataParallel& engine) {
   engine.load_values([&](const std::string& name) { return reader.has(name); }, values_of(reader));
   reader.read_buffers(engine.module());
 }
 
-void want_optimizer(StateReader& reader, DataParallel& engine, const OptimizerState& optimizer) {
+void want_optimizer(StateReader& reader, parallel::DataParallel& engine, const OptimizerState& optimizer) {
   for (size_t unit = 0; unit < engine.units().size(); ++unit) {
     for (size_t param = 0; param < engine.units()[unit]->params().size(); ++param) {
       const plan::FlatEntry& entry = engine.units()[unit]->layout().entries()[param];
@@ -101,9 +101,9 @@ void want_optimizer(StateReader& reader, DataParallel& engine, const OptimizerSt
   allow_hook_state(reader, engine);
 }
 
-void read_optimizer(const StateReader& reader, DataParallel& engine, OptimizerState& optimizer) {
+void read_optimizer(const StateReader& reader, parallel::DataParallel& engine, OptimizerState& optimizer) {
   for (size_t unit = 0; unit < engine.units().size(); ++unit) {
-    const FlatUnit& flat = *engine.units()[unit];
+    const parallel::FlatUnit& flat = *engine.units()[unit];
     for (size_t param = 0; param < flat.params().size(); ++param) {
       const plan::FlatEntry& entry = flat.layout().entries()[param];
       const plan::Range part = flat.owned_part(param);
@@ -136,7 +136,7 @@ Notes notes_in(const std::map<std::string, std::string>& metadata) {
 }
 
 /// Looks at everything before it changes anything.
-Notes load(DataParallel& engine, OptimizerState* optimizer, const std::string& path,
+Notes load(parallel::DataParallel& engine, OptimizerState* optimizer, const std::string& path,
            const LoadOptions& options) {
   const at::NoGradGuard no_grad;
   engine.notice_update();
@@ -147,13 +147,13 @@ Notes load(DataParallel& engine, OptimizerState* optimizer, const std::string& p
     want_weights(*reader, engine);
     if (optimizer != nullptr && !reader->metadata().contains(kStateMark))
       throw DataError(
-          "[parallel.state_file] {} has weights but no optimizer state; load it with load_weights, or save "
+          "[state.file] {} has weights but no optimizer state; load it with load_weights, or save "
           "with save_state",
           path);
     if (optimizer != nullptr) want_optimizer(*reader, engine, *optimizer);
     reader->check(options, /*ignores_optimizer=*/optimizer == nullptr);
   });
-  comm::throw_together(*engine.mesh().stage, error, "parallel.state_file");
+  comm::throw_together(*engine.mesh().stage, error, "state.file");
   if (optimizer != nullptr) engine.skip_step();
   read_weights(*reader, engine);
   if (optimizer != nullptr) read_optimizer(*reader, engine, *optimizer);
@@ -161,10 +161,10 @@ Notes load(DataParallel& engine, OptimizerState* optimizer, const std::string& p
 }
 
 void check_free(const torch::nn::Module& module) {
-  for (const ModuleParameter& param : module_parameters(module)) {
+  for (const parallel::ModuleParameter& param : parallel::module_parameters(module)) {
     if (nn::has_lender(param.tensor))
       throw LogicError(
-          "[parallel.state_file] parameter {} of {} belongs to an engine; pass the engine instead of the "
+          "[state.file] parameter {} of {} belongs to an engine; pass the engine instead of the "
           "module",
           param.name, module.name());
   }
@@ -172,22 +172,22 @@ void check_free(const torch::nn::Module& module) {
 
 }  // namespace
 
-std::map<std::string, std::string> state_metadata(DataParallel& engine) {
+std::map<std::string, std::string> state_metadata(parallel::DataParallel& engine) {
   std::map<std::string, std::string> metadata = module_buffers(engine.module()).aliases;
   metadata.insert(engine.aliases().begin(), engine.aliases().end());
   metadata.emplace(kStateMark, "1");
   return metadata;
 }
 
-void save_weights(DataParallel& engine, const std::string& path, const Notes& notes) {
+void save_weights(parallel::DataParallel& engine, const std::string& path, const Notes& notes) {
   save(engine, nullptr, path, notes);
 }
 
-void load_weights(DataParallel& engine, const std::string& path, const LoadOptions& options) {
+void load_weights(parallel::DataParallel& engine, const std::string& path, const LoadOptions& options) {
   load(engine, nullptr, path, options);
 }
 
-void load_frozen(DataParallel& engine, const std::string& path, const LoadOptions& options) {
+void load_frozen(parallel::DataParallel& engine, const std::string& path, const LoadOptions& options) {
   std::unique_ptr<StateReader> reader;
   const std::exception_ptr error = error_of([&] {
     reader = std::make_unique<StateReader>(path);
@@ -199,7 +199,7 @@ void load_frozen(DataParallel& engine, const std::string& path, const LoadOption
     for (const auto& [alias, name] : engine.aliases()) reader->allow_alias(alias, name);
     reader->check(options, /*ignores_optimizer=*/true);
   });
-  comm::throw_together(*engine.mesh().stage, error, "parallel.state_file");
+  comm::throw_together(*engine.mesh().stage, error, "state.file");
   engine.load_frozen(values_of(*reader));
 }
 
@@ -218,43 +218,43 @@ void save_weights(comm::Group& all, const TensorInfos& infos, const WeightVisit&
     if (writer && !error) error = error_of([&] { writer->write(name, weight); });
   });
   if (writer && !error) error = error_of([&] { writer->commit(); });
-  comm::throw_together(all, error, "parallel.state_file");
+  comm::throw_together(all, error, "state.file");
 }
 
 Notes read_notes(const std::string& path) {
   return notes_in(checkpoint::SafetensorsReader(path).metadata());
 }
 
-void save_state(DataParallel& engine, optim::Optimizer& optimizer, const std::string& path,
+void save_state(parallel::DataParallel& engine, optim::Optimizer& optimizer, const std::string& path,
                 const Notes& notes) {
   save(engine, state_of(engine, optimizer).get(), path, notes);
 }
 
-Notes load_state(DataParallel& engine, optim::Optimizer& optimizer, const std::string& path,
+Notes load_state(parallel::DataParallel& engine, optim::Optimizer& optimizer, const std::string& path,
                  const LoadOptions& options) {
   return load(engine, state_of(engine, optimizer).get(), path, options);
 }
 
-void save_state(DataParallel& engine, torch::optim::Optimizer& optimizer, const std::string& path,
+void save_state(parallel::DataParallel& engine, torch::optim::Optimizer& optimizer, const std::string& path,
                 const Notes& notes) {
   save(engine, state_of(engine, optimizer).get(), path, notes);
 }
 
-Notes load_state(DataParallel& engine, torch::optim::Optimizer& optimizer, const std::string& path,
+Notes load_state(parallel::DataParallel& engine, torch::optim::Optimizer& optimizer, const std::string& path,
                  const LoadOptions& options) {
   return load(engine, state_of(engine, optimizer).get(), path, options);
 }
 
 void save_weights(const torch::nn::Module& module, const std::string& path) {
   check_free(module);
-  if (const Parts parts = declared_parts(module); !parts.empty()) {
+  if (const parallel::Parts parts = parallel::declared_parts(module); !parts.empty()) {
     throw LogicError(
-        "[parallel.state_file] {} has a part of {} and not all of it, so no whole file can be made of it "
+        "[state.file] {} has a part of {} and not all of it, so no whole file can be made of it "
         "here; wrap it and save the engine's weights",
         module.name(), parts.begin()->first);
   }
   ModuleBuffers all = module_buffers(module);
-  for (const ModuleParameter& param : module_parameters(module)) {
+  for (const parallel::ModuleParameter& param : parallel::module_parameters(module)) {
     all.tensors.emplace_back(param.name, param.tensor.detach());
     for (const std::string& alias : param.aliases) all.aliases.emplace(alias, param.name);
   }
@@ -269,20 +269,20 @@ void load_weights(torch::nn::Module& module, const std::string& path, const Load
   const at::NoGradGuard no_grad;
   check_free(module);
   StateReader reader(path);
-  const auto params = module_parameters(module);
-  const Parts parts = declared_parts(module);
-  const auto part_of = [&](const ModuleParameter& param) {
+  const auto params = parallel::module_parameters(module);
+  const parallel::Parts parts = parallel::declared_parts(module);
+  const auto part_of = [&](const parallel::ModuleParameter& param) {
     const auto found = parts.find(param.name);
     return found == parts.end() ? plan::Part() : found->second;
   };
-  for (const ModuleParameter& param : params) {
-    check_writable(param.name, param.tensor, "parallel.state_file");
+  for (const parallel::ModuleParameter& param : params) {
+    parallel::check_writable(param.name, param.tensor, "state.file");
     reader.want(param.name, part_of(param).whole_of(param.tensor.sizes().vec()), param.tensor.scalar_type());
     for (const std::string& alias : param.aliases) reader.allow_alias(alias, param.name);
   }
   reader.want_buffers(module);
   reader.check(options, /*ignores_optimizer=*/true);
-  for (const ModuleParameter& param : params) {
+  for (const parallel::ModuleParameter& param : params) {
     if (!reader.has(param.name)) continue;
     at::Tensor tensor = param.tensor;
     const plan::Region region = part_of(param).region(tensor.sizes().vec(), {0, tensor.numel()});
@@ -291,4 +291,4 @@ void load_weights(torch::nn::Module& module, const std::string& path, const Load
   reader.read_buffers(module);
 }
 
-}  // namespace trireme::parallel
+}  // namespace trireme::state

@@ -1,4 +1,4 @@
-#include "trireme/parallel/whole_state.h"
+#include "trireme/state/whole_state.h"
 
 #include <ATen/ATen.h>
 
@@ -7,7 +7,7 @@
 
 #include "trireme/base/error.h"
 
-namespace trireme::parallel {
+namespace trireme::state {
 
 std::string optimizer_name(const std::string& kind, const std::string& param) {
   return kOptimizerPrefix + kind + "." + param;
@@ -28,7 +28,7 @@ ModuleBuffers module_buffers(const torch::nn::Module& module) {
   return buffers;
 }
 
-WholeState::WholeState(DataParallel& engine, const OptimizerState* optimizer)
+WholeState::WholeState(parallel::DataParallel& engine, const OptimizerState* optimizer)
     : engine_(engine), optimizer_(optimizer), aliases_(engine.aliases()) {
   engine.notice_update();
   engine.check_together("state");
@@ -37,7 +37,7 @@ WholeState::WholeState(DataParallel& engine, const OptimizerState* optimizer)
     for (const plan::FlatEntry& entry : unit->layout().entries()) {
       TRIREME_CHECK(
           entry.part.is_whole() || engine.mesh().tp->size() > 1,
-          "[parallel.state] the engine has a part of {}, [{}] of [{}], and no whole tensor of it; save "
+          "[state.whole] the engine has a part of {}, [{}] of [{}], and no whole tensor of it; save "
           "sharded_state() of all engines",
           entry.name, fmt::join(entry.shape, ", "), fmt::join(entry.whole_shape(), ", "));
       declare(entry.name, {.shape = entry.whole_shape(), .dtype = at::kFloat});
@@ -51,9 +51,9 @@ WholeState::WholeState(DataParallel& engine, const OptimizerState* optimizer)
 }
 
 void WholeState::declare(const std::string& name, StateTensor tensor) {
-  TRIREME_CHECK(
-      tensors_.emplace(name, std::move(tensor)).second,
-      "[parallel.state] two tensors of the training state are named {}; rename the one of the module", name);
+  TRIREME_CHECK(tensors_.emplace(name, std::move(tensor)).second,
+                "[state.whole] two tensors of the training state are named {}; rename the one of the module",
+                name);
 }
 
 /// A rank that owns no element of a parameter does not know what the optimizer has of it.
@@ -91,7 +91,7 @@ void WholeState::agree() {
 void WholeState::visit(const std::function<void(const std::string&, const at::Tensor&)>& body) const {
   const at::NoGradGuard no_grad;
   for (size_t unit = 0; unit < engine_.units().size(); ++unit) {
-    const FlatUnit& flat = *engine_.units()[unit];
+    const parallel::FlatUnit& flat = *engine_.units()[unit];
     {
       const at::Tensor master = flat.gather(flat.master());
       for (const plan::FlatEntry& entry : flat.layout().entries())
@@ -105,7 +105,7 @@ void WholeState::visit(const std::function<void(const std::string&, const at::Te
 
 void WholeState::visit_optimizer(
     size_t unit, const std::function<void(const std::string&, const at::Tensor&)>& body) const {
-  const FlatUnit& flat = *engine_.units()[unit];
+  const parallel::FlatUnit& flat = *engine_.units()[unit];
   const auto& entries = flat.layout().entries();
   const plan::Range range = flat.optimizer_range();
   for (size_t kind = 0; kind < optimizer_->kinds().size(); ++kind) {
@@ -132,4 +132,4 @@ void WholeState::visit_optimizer(
   }
 }
 
-}  // namespace trireme::parallel
+}  // namespace trireme::state

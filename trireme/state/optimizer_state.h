@@ -1,5 +1,5 @@
 #pragma once
-// The state of an optimizer, ours or torch's, by unit and parameter. Private to parallel/*.cpp.
+// The state of an optimizer, ours or torch's, by unit and parameter. Private to state/*.cpp.
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
@@ -14,7 +14,7 @@ namespace torch::optim {
 class Optimizer;
 }
 
-namespace trireme::parallel {
+namespace trireme::state {
 
 /// The state of one parameter. pieces: this rank's part of each kind, in the order of
 /// OptimizerState::kinds(); undefined where there is no state, empty where this rank has no elements. step:
@@ -43,9 +43,9 @@ class OptimizerState {
   virtual void end_of_set() {}
 };
 
-std::unique_ptr<OptimizerState> state_of(DataParallel& engine, optim::Optimizer& optimizer);
+std::unique_ptr<OptimizerState> state_of(parallel::DataParallel& engine, optim::Optimizer& optimizer);
 /// Throws LogicError naming the type when it is not one of those of state.h, and a tensor that is none of the
 /// engine's.
-std::unique_ptr<OptimizerState> state_of(DataParallel& engine, torch::optim::Optimizer& optimizer);
+std::unique_ptr<OptimizerState> state_of(parallel::DataParallel& engine, torch::optim::Optimizer& optimizer);
 
-}  // namespace trireme::parallel
+}  // namespace trireme::state

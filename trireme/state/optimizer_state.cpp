@@ -1,4 +1,4 @@
-#include "trireme/parallel/optimizer_state.h"
+#include "trireme/state/optimizer_state.h"
 
 #include <ATen/ATen.h>
 
@@ -6,14 +6,15 @@
 
 #include "trireme/plan/optimizer.h"
 
-namespace trireme::parallel {
+namespace trireme::state {
 namespace {
 
 /// The state of an optimizer over the engine's flat units: one tensor of each kind for a unit, and one number
 /// of steps.
 class FlatState : public OptimizerState {
  public:
-  FlatState(DataParallel& engine, optim::Optimizer& optimizer) : engine_(engine), optimizer_(optimizer) {
+  FlatState(parallel::DataParallel& engine, optim::Optimizer& optimizer)
+      : engine_(engine), optimizer_(optimizer) {
     engine.check_own(optimizer, "state");
     for (const std::string_view name : optimizer.state_names()) kinds_.emplace_back(name);
   }
@@ -49,7 +50,7 @@ class FlatState : public OptimizerState {
  private:
   /// Where this rank's part of a parameter lies in what the optimizer updates.
   plan::Range place_of(size_t unit, size_t param) const {
-    const FlatUnit& flat = *engine_.units()[unit];
+    const parallel::FlatUnit& flat = *engine_.units()[unit];
     const plan::Range part = flat.owned_part(param);
     if (part.size() == 0) return {};
     const int64_t begin = flat.optimizer_range().begin;
@@ -62,7 +63,7 @@ class FlatState : public OptimizerState {
     return kinds_[kind] == plan::kAverageState ? master : at::zeros_like(master);
   }
 
-  DataParallel& engine_;
+  parallel::DataParallel& engine_;
   optim::Optimizer& optimizer_;
   std::vector<std::string> kinds_;
   int64_t steps_ = 0;
@@ -70,8 +71,8 @@ class FlatState : public OptimizerState {
 
 }  // namespace
 
-std::unique_ptr<OptimizerState> state_of(DataParallel& engine, optim::Optimizer& optimizer) {
+std::unique_ptr<OptimizerState> state_of(parallel::DataParallel& engine, optim::Optimizer& optimizer) {
   return std::make_unique<FlatState>(engine, optimizer);
 }
 
-}  // namespace trireme::parallel
+}  // namespace trireme::state

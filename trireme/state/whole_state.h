@@ -1,6 +1,6 @@
 #pragma once
 // The training state of all ranks as one list of named tensors, and the way to put each together. What a file
-// of whole tensors is written from. Private to parallel/*.cpp.
+// of whole tensors is written from. Private to state/*.cpp.
 #include <ATen/core/Tensor.h>
 
 #include <functional>
@@ -9,9 +9,9 @@
 #include <utility>
 #include <vector>
 
-#include "trireme/parallel/optimizer_state.h"
+#include "trireme/state/optimizer_state.h"
 
-namespace trireme::parallel {
+namespace trireme::state {
 
 inline constexpr const char* kOptimizerPrefix = "optimizer.";
 
@@ -34,7 +34,7 @@ class WholeState {
  public:
   /// With the state of `optimizer`, unless it is null. Collective. Throws LogicError between two averages of
   /// local SGD.
-  WholeState(DataParallel& engine, const OptimizerState* optimizer);
+  WholeState(parallel::DataParallel& engine, const OptimizerState* optimizer);
 
   const std::map<std::string, StateTensor>& tensors() const { return tensors_; }
   /// Every other name of a parameter or buffer -> the one that it comes under.
@@ -54,11 +54,11 @@ class WholeState {
   void visit_optimizer(size_t unit,
                        const std::function<void(const std::string&, const at::Tensor&)>& body) const;
 
-  DataParallel& engine_;
+  parallel::DataParallel& engine_;
   const OptimizerState* optimizer_;
   std::map<std::string, StateTensor> tensors_;
   std::map<std::string, std::string> aliases_;
   std::vector<std::vector<Known>> known_;  ///< by unit and parameter
 };
 
-}  // namespace trireme::parallel
+}  // namespace trireme::state

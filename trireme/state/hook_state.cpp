@@ -1,10 +1,10 @@
-#include "trireme/parallel/hook_state.h"
+#include "trireme/state/hook_state.h"
 
 #include <ATen/ATen.h>
 
-#include "trireme/parallel/whole_state.h"
+#include "trireme/state/whole_state.h"
 
-namespace trireme::parallel {
+namespace trireme::state {
 namespace {
 
 constexpr const char* kSteps = "hook_steps";
@@ -24,8 +24,8 @@ int64_t ranks_that_owe(const StateReader& reader, const std::string& param) {
 
 }  // namespace
 
-void add_hook_pieces(const FlatUnit& unit, int64_t dp_rank, std::vector<StatePiece>& pieces) {
-  const std::vector<HookState> states = unit.hook_state();
+void add_hook_pieces(const parallel::FlatUnit& unit, int64_t dp_rank, std::vector<StatePiece>& pieces) {
+  const std::vector<parallel::HookState> states = unit.hook_state();
   for (size_t i = 0; i < states.size(); ++i) {
     const plan::FlatEntry& entry = unit.layout().entries()[i];
     if (entry.part.copy > 0) continue;
@@ -45,8 +45,8 @@ void add_hook_pieces(const FlatUnit& unit, int64_t dp_rank, std::vector<StatePie
   }
 }
 
-void allow_hook_state(StateReader& reader, const DataParallel& engine) {
-  for (const FlatUnit* unit : engine.units()) {
+void allow_hook_state(StateReader& reader, const parallel::DataParallel& engine) {
+  for (const parallel::FlatUnit* unit : engine.units()) {
     for (const plan::FlatEntry& entry : unit->layout().entries()) {
       const int64_t owing = ranks_that_owe(reader, entry.name);
       for (int64_t rank = 0; rank < owing; ++rank)
@@ -58,14 +58,14 @@ void allow_hook_state(StateReader& reader, const DataParallel& engine) {
   }
 }
 
-void read_hook_state(const StateReader& reader, DataParallel& engine) {
+void read_hook_state(const StateReader& reader, parallel::DataParallel& engine) {
   const comm::Group& ranks = *engine.mesh().dp;
   for (size_t index = 0; index < engine.units().size(); ++index) {
-    const FlatUnit& unit = *engine.units()[index];
+    const parallel::FlatUnit& unit = *engine.units()[index];
     const at::TensorOptions on_device = unit.master().options().dtype(at::kFloat);
-    std::vector<HookState> states;
+    std::vector<parallel::HookState> states;
     for (const plan::FlatEntry& entry : unit.layout().entries()) {
-      HookState& state = states.emplace_back();
+      parallel::HookState& state = states.emplace_back();
       const int64_t owing = ranks_that_owe(reader, entry.name);
       const plan::Region all = entry.region({entry.offset, entry.end()});
       // All ranks have the same tensors, so a rank that owes nothing has zeros and not an undefined tensor.
@@ -82,4 +82,4 @@ void read_hook_state(const StateReader& reader, DataParallel& engine) {
   }
 }
 
-}  // namespace trireme::parallel
+}  // namespace trireme::state

@@ -1,4 +1,4 @@
-#include "trireme/parallel/state_reader.h"
+#include "trireme/state/state_reader.h"
 
 #include <ATen/ATen.h>
 
@@ -8,9 +8,9 @@
 #include "trireme/base/text.h"
 #include "trireme/parallel/module_parameters.h"
 #include "trireme/parallel/some_names.h"
-#include "trireme/parallel/whole_state.h"
+#include "trireme/state/whole_state.h"
 
-namespace trireme::parallel {
+namespace trireme::state {
 namespace {
 
 std::string describe(at::ScalarType dtype, const std::vector<int64_t>& shape) {
@@ -52,7 +52,7 @@ void StateReader::want_buffers(const torch::nn::Module& module) {
   const ModuleBuffers buffers = module_buffers(module);
   for (const auto& [name, buffer] : buffers.tensors) {
     want(name, buffer.sizes().vec(), buffer.scalar_type());
-    if (has(name)) check_writable(name, buffer, "parallel.state_file");
+    if (has(name)) parallel::check_writable(name, buffer, "state.file");
   }
   for (const auto& [alias, name] : buffers.aliases) allow_alias(alias, name);
 }
@@ -71,14 +71,14 @@ void StateReader::check(const LoadOptions& options, bool ignores_optimizer) cons
     const bool ignored = ignores_optimizer && name.starts_with(kOptimizerPrefix);
     if (!used_.contains(name) && !ignored) unexpected.push_back(name);
   }
-  if (!misfits_.empty()) problems.push_back(some_names(misfits_));
+  if (!misfits_.empty()) problems.push_back(parallel::some_names(misfits_));
   if (!missing_.empty() && !options.missing)
-    problems.push_back(fmt::format("{} missing: {}", missing_.size(), some_names(missing_)));
+    problems.push_back(fmt::format("{} missing: {}", missing_.size(), parallel::some_names(missing_)));
   if (!unexpected.empty() && !options.unexpected)
-    problems.push_back(fmt::format("{} unexpected: {}", unexpected.size(), some_names(unexpected)));
+    problems.push_back(fmt::format("{} unexpected: {}", unexpected.size(), parallel::some_names(unexpected)));
   if (problems.empty()) return;
   throw DataError(
-      "[parallel.state_file] {} does not match: {}; load the file of this module and optimizer, or allow "
+      "[state.file] {} does not match: {}; load the file of this module and optimizer, or allow "
       "missing or unexpected entries in LoadOptions",
       file_.path(), join(problems, "; "));
 }
@@ -94,4 +94,4 @@ void StateReader::read_buffers(torch::nn::Module& module) const {
   }
 }
 
-}  // namespace trireme::parallel
+}  // namespace trireme::state

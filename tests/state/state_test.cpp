@@ -1,6 +1,6 @@
 // Training states in and out: what one layout has saved, every other one loads, and training goes on as if it
 // had not ended.
-#include "trireme/parallel/state.h"
+#include "trireme/state/state.h"
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -16,14 +16,14 @@
 #include "tests/support/refusal.h"
 #include "tests/support/spawn.h"
 #include "trireme/base/error.h"
-#include "trireme/parallel/state_file.h"
+#include "trireme/state/state_file.h"
 
 namespace trireme {
 namespace {
 
 using comm::World;
 using namespace test;
-using parallel::On;
+using state::On;
 
 TEST(State, ShardedPiecesCoverEveryTensorOfTheFullOne) {
   on_layouts_of({1, 2, 3}, [](const Layout& layout, std::shared_ptr<World> world, const std::string& what) {
@@ -32,13 +32,13 @@ TEST(State, ShardedPiecesCoverEveryTensorOfTheFullOne) {
     const auto engine = wrap_as(net, mesh, layout);
     const auto optimizer = optim::build(adamw(), engine->optimizer_params());
     train_steps(net, *engine, *optimizer, 0, 1);
-    const auto whole = parallel::full_state(*engine, *optimizer);
+    const auto whole = state::full_state(*engine, *optimizer);
     EXPECT_EQ(whole.size(), static_cast<size_t>(4 * kParams + kBuffers)) << what;
-    EXPECT_EQ(parallel::full_state(*engine).size(), static_cast<size_t>(kParams + kBuffers)) << what;
-    EXPECT_EQ(parallel::full_state(*engine, On::kRankZero).empty(), world->rank() != 0) << what;
+    EXPECT_EQ(state::full_state(*engine).size(), static_cast<size_t>(kParams + kBuffers)) << what;
+    EXPECT_EQ(state::full_state(*engine, On::kRankZero).empty(), world->rank() != 0) << what;
     EXPECT_EQ(whole.at("optimizer.step.head").item<int64_t>(), 1) << what;
     std::map<std::string, int64_t> covered;
-    for (const parallel::StatePiece& piece : parallel::sharded_state(*engine, *optimizer)) {
+    for (const state::StatePiece& piece : state::sharded_state(*engine, *optimizer)) {
       ASSERT_TRUE(whole.contains(piece.name)) << what << ": " << piece.name;
       const at::Tensor& tensor = whole.at(piece.name);
       EXPECT_EQ(tensor.sizes(), at::IntArrayRef(piece.shape)) << what << ": " << piece.name;
@@ -68,7 +68,7 @@ Weights resumed(const Layout& layout, const std::shared_ptr<World>& world, const
   const auto engine = wrap_as(net, mesh, layout);
   const auto optimizer = optim::build(config, engine->optimizer_params());
   train_steps(net, *engine, *optimizer, 0, 1);  // a state of its own, which shall be gone
-  EXPECT_EQ(parallel::load_state(*engine, *optimizer, path), (parallel::Notes{{"step", "3"}}));
+  EXPECT_EQ(state::load_state(*engine, *optimizer, path), (state::Notes{{"step", "3"}}));
   EXPECT_EQ(optimizer->steps(), 3);
   train_steps(net, *engine, *optimizer, 3, kSteps);
   return weights_of(*engine);
@@ -87,7 +87,7 @@ TEST(State, SavedByOnePolicyGoesOnUnderAnyOtherWithTheSameBits) {
           const auto engine = wrap_as(net, mesh, from);
           const auto optimizer = optim::build(config, engine->optimizer_params());
           train_steps(net, *engine, *optimizer, 0, 3);
-          parallel::save_state(*engine, *optimizer, path, {{"step", "3"}});
+          state::save_state(*engine, *optimizer, path, {{"step", "3"}});
           train_steps(net, *engine, *optimizer, 3, kSteps);
           const Weights weights = weights_of(*engine);
           if (world->rank() == 0) wanted = weights;
@@ -118,13 +118,13 @@ TEST(State, OfAnotherOptimizerOrNoneIsRefused) {
     const auto engine = wrap_as(net, mesh, Layout{"fsdp"});
     const auto first = optim::build(momentum(), engine->optimizer_params());
     train_steps(net, *engine, *first, 0, 1);
-    parallel::save_state(*engine, *first, path);
+    state::save_state(*engine, *first, path);
     const auto second = optim::build(adamw(), engine->optimizer_params());
-    expect_thrown<DataError>([&] { parallel::load_state(*engine, *second, path); },
+    expect_thrown<DataError>([&] { state::load_state(*engine, *second, path); },
                              {"optimizer.exp_avg.", "missing", "optimizer.momentum_buffer.", "unexpected"});
-    parallel::load_weights(*engine, path);
-    parallel::save_weights(*engine, path);
-    expect_thrown<DataError>([&] { parallel::load_state(*engine, *first, path); }, {"no optimizer state"});
+    state::load_weights(*engine, path);
+    state::save_weights(*engine, path);
+    expect_thrown<DataError>([&] { state::load_state(*engine, *first, path); }, {"no optimizer state"});
   });
 }
 
@@ -142,7 +142,7 @@ TEST(State, OfAnotherEnginesOptimizerIsNeverUpdated) {
       expect_refusal([&] { engine->step(optimizer); }, {"another engine", "optimizer_params()"});
       engine->skip_step();
       expect_refusal([&] { engine->swap_averages(optimizer); }, {"another engine"});
-      expect_refusal([&] { parallel::save_state(*engine, optimizer, scratch("theirs.safetensors")); },
+      expect_refusal([&] { state::save_state(*engine, optimizer, scratch("theirs.safetensors")); },
                      {"another engine"});
     };
     refuses(*theirs);
@@ -168,8 +168,8 @@ TEST(State, OfParametersThatAreFrozenIsSavedAndLoaded) {
         net.blocks[0]->w1.set_requires_grad(false);
         train_steps(net, *engine, *optimizer, 2, 3);
         if (reloads) {
-          parallel::save_state(*engine, *optimizer, path);
-          parallel::load_state(*engine, *optimizer, path);
+          state::save_state(*engine, *optimizer, path);
+          state::load_state(*engine, *optimizer, path);
         }
         net.blocks[0]->w1.set_requires_grad(true);
         train_steps(net, *engine, *optimizer, 3, kSteps);
@@ -195,10 +195,10 @@ TEST(State, WithoutAveragesLetsThemBeginWithTheParameters) {
                other = wrap_as(same, mesh_of(world), Layout{"fsdp"});
     const auto plain = optim::build(config, engine->optimizer_params());
     train_steps(net, *engine, *plain, 0, 2);
-    parallel::save_state(*engine, *plain, path);
+    state::save_state(*engine, *plain, path);
     config.ema = 0.999;
     const auto averaging = optim::build(config, other->optimizer_params());
-    parallel::load_state(*other, *averaging, path, {.missing = true});
+    state::load_state(*other, *averaging, path, {.missing = true});
     other->swap_averages(*averaging);
     expect_equal(weights_of(*other), weights_of(*engine), "averages");
   });
@@ -213,19 +213,19 @@ TEST(State, OfLocalSgdIsSavedWhereRanksHaveAveraged) {
     const auto optimizer = optim::build(momentum(), engine->optimizer_params());
     train_steps(net, *engine, *optimizer, 0, 1);
     const std::vector<std::string> words = {"1 steps after the last averaging", "average_parameters()"};
-    expect_refusal([&] { parallel::save_weights(*engine, path); }, words);
-    expect_refusal([&] { parallel::save_state(*engine, *optimizer, path); }, words);
-    expect_refusal([&] { parallel::full_state(*engine); }, words);
-    expect_refusal([&] { parallel::sharded_state(*engine, *optimizer); }, words);
+    expect_refusal([&] { state::save_weights(*engine, path); }, words);
+    expect_refusal([&] { state::save_state(*engine, *optimizer, path); }, words);
+    expect_refusal([&] { state::full_state(*engine); }, words);
+    expect_refusal([&] { state::sharded_state(*engine, *optimizer); }, words);
     engine->average_parameters();
-    parallel::save_weights(*engine, path);
+    state::save_weights(*engine, path);
     train_steps(net, *engine, *optimizer, 1, 2);
-    expect_refusal([&] { parallel::save_weights(*engine, path); }, words);
+    expect_refusal([&] { state::save_weights(*engine, path); }, words);
     train_steps(net, *engine, *optimizer, 2, 3);
-    parallel::save_state(*engine, *optimizer, path);
+    state::save_state(*engine, *optimizer, path);
     train_steps(net, *engine, *optimizer, 3, 4);
-    parallel::load_weights(*engine, path);
-    parallel::save_weights(*engine, path);
+    state::load_weights(*engine, path);
+    state::save_weights(*engine, path);
   });
 }
 

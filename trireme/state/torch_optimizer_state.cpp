@@ -15,9 +15,9 @@
 #include <utility>
 
 #include "trireme/base/error.h"
-#include "trireme/parallel/optimizer_state.h"
+#include "trireme/state/optimizer_state.h"
 
-namespace trireme::parallel {
+namespace trireme::state {
 namespace {
 
 /// A tensor of a parameter's state, and whether an optimizer with these options uses it.
@@ -93,12 +93,12 @@ concept CountsSteps = requires(State& state) {
 };
 
 /// The engine's tensors that an optimizer has, by unit and parameter; undefined where it has none.
-std::vector<std::vector<at::Tensor>> pieces_of(DataParallel& engine,
+std::vector<std::vector<at::Tensor>> pieces_of(parallel::DataParallel& engine,
                                                const torch::optim::Optimizer& optimizer) {
   std::map<const c10::TensorImpl*, std::pair<size_t, size_t>> places;
   std::vector<std::vector<at::Tensor>> pieces;
   for (const auto& unit : engine.units()) {
-    for (const FlatUnit::Piece& piece : unit->pieces())
+    for (const parallel::FlatUnit::Piece& piece : unit->pieces())
       places.emplace(piece.master.unsafeGetTensorImpl(), std::pair{pieces.size(), piece.param});
     pieces.emplace_back(unit->params().size());
   }
@@ -107,7 +107,7 @@ std::vector<std::vector<at::Tensor>> pieces_of(DataParallel& engine,
       const auto place = places.find(tensor.unsafeGetTensorImpl());
       if (place == places.end())
         throw LogicError(
-            "[parallel.state] the optimizer has a tensor [{}] that is not one of "
+            "[state.optimizer] the optimizer has a tensor [{}] that is not one of "
             "engine->optimizer_tensors(); build it over them, and save your own tensors separately",
             fmt::join(tensor.sizes(), ", "));
       pieces[place->second.first][place->second.second] = tensor;
@@ -121,7 +121,7 @@ class TorchState : public OptimizerState {
  public:
   using About = Traits<State, Options>;
 
-  TorchState(DataParallel& engine, torch::optim::Optimizer& optimizer)
+  TorchState(parallel::DataParallel& engine, torch::optim::Optimizer& optimizer)
       : optimizer_(optimizer), pieces_(pieces_of(engine, optimizer)) {
     for (const auto& field : About::kFields) {
       kinds_.emplace_back(field.name);
@@ -180,7 +180,7 @@ class TorchState : public OptimizerState {
 
 }  // namespace
 
-std::unique_ptr<OptimizerState> state_of(DataParallel& engine, torch::optim::Optimizer& optimizer) {
+std::unique_ptr<OptimizerState> state_of(parallel::DataParallel& engine, torch::optim::Optimizer& optimizer) {
   using namespace torch::optim;  // NOLINT: many short names of one family
   if (dynamic_cast<AdamW*>(&optimizer) != nullptr)
     return std::make_unique<TorchState<AdamWParamState, AdamWOptions>>(engine, optimizer);
@@ -193,9 +193,9 @@ std::unique_ptr<OptimizerState> state_of(DataParallel& engine, torch::optim::Opt
   if (dynamic_cast<Adagrad*>(&optimizer) != nullptr)
     return std::make_unique<TorchState<AdagradParamState, AdagradOptions>>(engine, optimizer);
   throw LogicError(
-      "[parallel.state] the state of {} cannot be saved here; use AdamW, Adam, SGD, RMSprop or Adagrad, or "
+      "[state.optimizer] the state of {} cannot be saved here; use AdamW, Adam, SGD, RMSprop or Adagrad, or "
       "save it with torch::save on every rank, beside save_weights()",
       c10::demangle(typeid(optimizer).name()));
 }
 
-}  // namespace trireme::parallel
+}  // namespace trireme::state

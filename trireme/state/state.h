@@ -19,7 +19,7 @@ namespace torch::optim {
 class Optimizer;
 }
 
-namespace trireme::parallel {
+namespace trireme::state {
 
 /// Who else has the elements of a piece, with the same values.
 enum class HeldBy {
@@ -45,15 +45,15 @@ struct StatePiece {
 /// cover every tensor; ranks that hold the same hold equal pieces, but for buffers that each rank changes by
 /// itself. No communication, but for an update by a plain optimizer.step() (DataParallel::notice_update).
 /// Throws LogicError between two averages of local SGD, when ranks have weights of their own.
-std::vector<StatePiece> sharded_state(DataParallel& engine);
+std::vector<StatePiece> sharded_state(parallel::DataParallel& engine);
 /// The same with the optimizer's state, of the engine's optimizer or one of torch over
 /// DataParallel::optimizer_tensors(): AdamW, Adam, SGD, RMSprop or Adagrad. Throws LogicError that names the
 /// type of any other.
-std::vector<StatePiece> sharded_state(DataParallel& engine, optim::Optimizer& optimizer);
-std::vector<StatePiece> sharded_state(DataParallel& engine, torch::optim::Optimizer& optimizer);
+std::vector<StatePiece> sharded_state(parallel::DataParallel& engine, optim::Optimizer& optimizer);
+std::vector<StatePiece> sharded_state(parallel::DataParallel& engine, torch::optim::Optimizer& optimizer);
 /// Calls body with one piece of sharded_state() at a time: of state in fewer bits than fp32 only one fp32
 /// copy is in memory.
-void visit_sharded_state(DataParallel& engine, optim::Optimizer& optimizer,
+void visit_sharded_state(parallel::DataParallel& engine, optim::Optimizer& optimizer,
                          const std::function<void(const StatePiece&)>& body);
 
 /// Who gets whole tensors: with kRankZero data-parallel rank 0, of every stage of a pipeline.
@@ -62,10 +62,10 @@ enum class On { kEveryRank, kRankZero };
 /// Whole CPU tensors by name, parameters in fp32: copies, gathered one unit at a time. With kRankZero other
 /// ranks get none. Buffers are those of this rank. Collective. Throws LogicError between two averages of
 /// local SGD, as state_file.h does.
-std::map<std::string, at::Tensor> full_state(DataParallel& engine, On on = On::kEveryRank);
-std::map<std::string, at::Tensor> full_state(DataParallel& engine, optim::Optimizer& optimizer,
+std::map<std::string, at::Tensor> full_state(parallel::DataParallel& engine, On on = On::kEveryRank);
+std::map<std::string, at::Tensor> full_state(parallel::DataParallel& engine, optim::Optimizer& optimizer,
                                              On on = On::kEveryRank);
-std::map<std::string, at::Tensor> full_state(DataParallel& engine, torch::optim::Optimizer& optimizer,
-                                             On on = On::kEveryRank);
+std::map<std::string, at::Tensor> full_state(parallel::DataParallel& engine,
+                                             torch::optim::Optimizer& optimizer, On on = On::kEveryRank);
 
-}  // namespace trireme::parallel
+}  // namespace trireme::state

@@ -17,7 +17,7 @@ namespace torch::optim {
 class Optimizer;
 }
 
-namespace trireme::parallel {
+namespace trireme::state {
 
 /// What may differ between a file and what loads it; nothing unless said.
 struct LoadOptions {
@@ -27,7 +27,7 @@ struct LoadOptions {
 
 /// What a file with an optimizer's state says beside its tensors, for load_state(): other names of tensors,
 /// and that it is one. For whoever writes sharded_state() into a file of its own.
-std::map<std::string, std::string> state_metadata(DataParallel& engine);
+std::map<std::string, std::string> state_metadata(parallel::DataParallel& engine);
 
 /// Words of your own beside a state, such as how many steps were done.
 using Notes = std::map<std::string, std::string>;
@@ -35,10 +35,10 @@ using Notes = std::map<std::string, std::string>;
 /// Writes parameters as fp32 masters, and the buffers of rank 0. Folders are made. Collective over the
 /// engine's data-parallel ranks: stages of a pipeline write files of their own. Throws LogicError between two
 /// averages of local SGD.
-void save_weights(DataParallel& engine, const std::string& path, const Notes& notes = {});
+void save_weights(parallel::DataParallel& engine, const std::string& path, const Notes& notes = {});
 /// Parameters that are frozen for good take the values of `path`, which must have all of them, in any dtype.
 /// Collective. Throws as load_weights().
-void load_frozen(DataParallel& engine, const std::string& path, const LoadOptions& options = {});
+void load_frozen(parallel::DataParallel& engine, const std::string& path, const LoadOptions& options = {});
 
 /// Calls its argument with one weight after the other, on rank 0.
 using WeightVisit =
@@ -55,19 +55,19 @@ Notes read_notes(const std::string& path);
 /// while parameters are held. Floating-point tensors are converted, others have the dtype that they had when
 /// saved. The optimizer's state stays, and what a communication hook owes. A state file serves as well.
 /// Collective.
-void load_weights(DataParallel& engine, const std::string& path, const LoadOptions& options = {});
+void load_weights(parallel::DataParallel& engine, const std::string& path, const LoadOptions& options = {});
 
 /// Writes parameters, buffers and the optimizer's state with its counts of steps. Learning rates and other
 /// settings of the optimizer are not state. Gradients are not either: save between steps. Collective.
-void save_state(DataParallel& engine, optim::Optimizer& optimizer, const std::string& path,
+void save_state(parallel::DataParallel& engine, optim::Optimizer& optimizer, const std::string& path,
                 const Notes& notes = {});
-void save_state(DataParallel& engine, torch::optim::Optimizer& optimizer, const std::string& path,
+void save_state(parallel::DataParallel& engine, torch::optim::Optimizer& optimizer, const std::string& path,
                 const Notes& notes = {});
 /// Training goes on as if it had not ended: with the same bits on as many ranks, whatever the policy. Forgets
 /// the gradients of a step under way. Returns the notes. Collective.
-Notes load_state(DataParallel& engine, optim::Optimizer& optimizer, const std::string& path,
+Notes load_state(parallel::DataParallel& engine, optim::Optimizer& optimizer, const std::string& path,
                  const LoadOptions& options = {});
-Notes load_state(DataParallel& engine, torch::optim::Optimizer& optimizer, const std::string& path,
+Notes load_state(parallel::DataParallel& engine, torch::optim::Optimizer& optimizer, const std::string& path,
                  const LoadOptions& options = {});
 
 /// The same files for a module that no engine has, in this process alone; parameters are written as they are.
@@ -76,4 +76,4 @@ Notes load_state(DataParallel& engine, torch::optim::Optimizer& optimizer, const
 void save_weights(const torch::nn::Module& module, const std::string& path);
 void load_weights(torch::nn::Module& module, const std::string& path, const LoadOptions& options = {});
 
-}  // namespace trireme::parallel
+}  // namespace trireme::state

@@ -1,11 +1,11 @@
-#include "trireme/parallel/local_state.h"
+#include "trireme/state/local_state.h"
 
 #include <ATen/ATen.h>
 #include <fmt/format.h>
 
-#include "trireme/parallel/whole_state.h"
+#include "trireme/state/whole_state.h"
 
-namespace trireme::parallel {
+namespace trireme::state {
 namespace {
 
 int64_t ranks_in_file(const StateReader& reader, const std::string& kind, const std::string& param) {
@@ -37,4 +37,4 @@ at::Tensor read_local_state(const StateReader& reader, const comm::Group& ranks,
   return sum.div_(static_cast<double>(saved));
 }
 
-}  // namespace trireme::parallel
+}  // namespace trireme::state

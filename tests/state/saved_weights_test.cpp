@@ -15,7 +15,7 @@
 #include "trireme/base/clock.h"
 #include "trireme/base/error.h"
 #include "trireme/checkpoint/safetensors.h"
-#include "trireme/parallel/state_file.h"
+#include "trireme/state/state_file.h"
 
 namespace trireme {
 namespace {
@@ -38,7 +38,7 @@ Weights save_some(const std::string& path, Weights* buffers = nullptr) {
     const auto engine = wrap_as(net, mesh, Layout{"fsdp"});
     const auto optimizer = optim::build(adamw(), engine->optimizer_params());
     train_steps(net, *engine, *optimizer, 0, 2);
-    parallel::save_weights(*engine, path);
+    state::save_weights(*engine, path);
     const Weights weights = weights_of(*engine);
     if (world->rank() != 0) return;
     saved = weights;
@@ -58,18 +58,18 @@ TEST(Weights, LoadIntoEveryLayoutBeforeAndBetweenSteps) {
                     const comm::Mesh mesh = mesh_of(world, layout);
                     NormedNet net(7);
                     const auto engine = wrap_as(net, mesh, layout, dtype);
-                    parallel::load_weights(*engine, path);
+                    state::load_weights(*engine, path);
                     expect_equal(weights_of(*engine), wanted, what);
                     expect_equal(buffers_of(net), buffers, what);
                     const auto optimizer = optim::build(adamw(), engine->optimizer_params());
                     train_steps(net, *engine, *optimizer, 0, 1);
                     EXPECT_FALSE(at::equal(weights_of(*engine).at("head"), wanted.at("head"))) << what;
-                    parallel::load_weights(*engine, path);
+                    state::load_weights(*engine, path);
                     expect_equal(weights_of(*engine), wanted, what + ", after a step");
                     const parallel::DataParallel::Held held(*engine);
                     for (const auto& [name, param] : parameters_of(net))
                       EXPECT_TRUE(at::equal(param, wanted.at(name).to(dtype))) << what << ": " << name;
-                    parallel::load_weights(*engine, path);
+                    state::load_weights(*engine, path);
                     for (const auto& [name, param] : parameters_of(net))
                       EXPECT_TRUE(at::equal(param, wanted.at(name).to(dtype))) << what << ", held: " << name;
                   });
@@ -85,7 +85,7 @@ TEST(Weights, OfEveryLayoutAreOneFile) {
     const auto engine = wrap_as(net, mesh, layout);
     const auto optimizer = optim::build(momentum(), engine->optimizer_params());
     train_steps(net, *engine, *optimizer, 0, 2);
-    parallel::save_weights(*engine, path);
+    state::save_weights(*engine, path);
     if (world->rank() != 0) return;
     std::ifstream file(path, std::ios::binary);
     const std::string bytes((std::istreambuf_iterator<char>(file)), {});
@@ -104,16 +104,16 @@ TEST(Weights, OfPlainModulesAndOfEnginesAreTheSameFiles) {
   Weights buffers;
   const Weights wanted = save_some(path, &buffers);
   NormedNet plain(1);
-  parallel::load_weights(plain, path);
+  state::load_weights(plain, path);
   expect_equal(copies(parameters_of(plain)), wanted, "plain");
   expect_equal(buffers_of(plain), buffers, "plain");
-  parallel::save_weights(plain, again);
+  state::save_weights(plain, again);
   run_ranks(1, [&](std::shared_ptr<World> world) {
     NormedNet net(7);
     const auto engine = wrap_as(net, mesh_of(world), Layout{"fsdp"});
-    parallel::load_weights(*engine, again);
+    state::load_weights(*engine, again);
     expect_equal(weights_of(*engine), wanted, "engine");
-    expect_thrown<LogicError>([&] { parallel::save_weights(net, path); },
+    expect_thrown<LogicError>([&] { state::save_weights(net, path); },
                               {"belongs to an engine", "pass the engine"});
   });
 }
@@ -130,14 +130,14 @@ struct UntiedNet : NormedNet {
 TEST(Weights, OfTiedParametersAreRestoredUnderEveryName) {
   const std::string tied = scratch("tied.safetensors"), untied = scratch("untied.safetensors");
   NormedNet one(3);
-  parallel::save_weights(one, tied);
+  state::save_weights(one, tied);
   UntiedNet two(7);
-  parallel::load_weights(two, tied);
+  state::load_weights(two, tied);
   EXPECT_TRUE(at::equal(two.named_tied(), one.blocks[0]->w1));
   EXPECT_TRUE(at::equal(two.blocks[0]->w1, one.blocks[0]->w1));
-  parallel::save_weights(two, untied);
+  state::save_weights(two, untied);
   NormedNet three(8);
-  parallel::load_weights(three, untied);
+  state::load_weights(three, untied);
   EXPECT_TRUE(at::equal(three.blocks[0]->w1, one.blocks[0]->w1));
 }
 
@@ -145,48 +145,47 @@ TEST(Weights, ThatDoNotFitAreNamedAndChangeNothing) {
   const std::string path = scratch("misfit.safetensors");
   Net other(3);
   other.blocks[1]->register_parameter("extra", at::ones({2}));
-  parallel::save_weights(other, path);
+  state::save_weights(other, path);
   run_ranks(2, [&](std::shared_ptr<World> world) {
     const comm::Mesh mesh = mesh_of(world);
     NormedNet net(7);
     const auto engine = wrap_as(net, mesh, Layout{"fsdp"});
     const Weights before = weights_of(*engine);
     expect_thrown<DataError>(
-        [&] { parallel::load_weights(*engine, path); },
+        [&] { state::load_weights(*engine, path); },
         {"5 missing", "norm.num_batches_tracked", "norm.weight", "1 unexpected", "blocks.1.extra", path});
     expect_equal(weights_of(*engine), before, "refused");
-    parallel::load_weights(*engine, path, {.missing = true, .unexpected = true});
+    state::load_weights(*engine, path, {.missing = true, .unexpected = true});
     const Weights after = weights_of(*engine);
     EXPECT_TRUE(at::equal(after.at("head"), other.head));
     EXPECT_TRUE(at::equal(after.at("norm.weight"), before.at("norm.weight")));
   });
   Net wide(3);
   wide.head.set_data(at::ones({Net::kWidth, 4}));
-  parallel::save_weights(wide, path);
+  state::save_weights(wide, path);
   Net net(7);
-  expect_thrown<DataError>([&] { parallel::load_weights(net, path); }, {"head", "[10, 4]", "[10, 3]"});
+  expect_thrown<DataError>([&] { state::load_weights(net, path); }, {"head", "[10, 4]", "[10, 3]"});
 }
 
 TEST(Weights, ForABufferThatNothingCanBeWrittenToChangeNothing) {
   const std::string path = scratch("expanded.safetensors");
   Net other(3);
   other.register_buffer("scale", at::ones({4}));
-  parallel::save_weights(other, path);
+  state::save_weights(other, path);
   const auto with_buffer = [](Net& net) { net.register_buffer("scale", at::zeros({1}).expand({4})); };
   run_ranks(2, [&](std::shared_ptr<World> world) {
     Net net(7);
     with_buffer(net);
     const auto engine = wrap_as(net, mesh_of(world), Layout{"fsdp"});
     const Weights before = weights_of(*engine);
-    expect_thrown<LogicError>([&] { parallel::load_weights(*engine, path); },
-                              {"[parallel.state_file]", "scale [4]", "clone()"});
+    expect_thrown<LogicError>([&] { state::load_weights(*engine, path); },
+                              {"[state.file]", "scale [4]", "clone()"});
     expect_equal(weights_of(*engine), before, "refused");
   });
   Net net(7);
   with_buffer(net);
   const Weights before = copies(parameters_of(net));
-  expect_thrown<LogicError>([&] { parallel::load_weights(net, path); },
-                            {"[parallel.state_file]", "scale [4]"});
+  expect_thrown<LogicError>([&] { state::load_weights(net, path); }, {"[state.file]", "scale [4]"});
   expect_equal(copies(parameters_of(net)), before, "refused");
 }
 
@@ -196,11 +195,11 @@ TEST(Weights, ThatCannotBeWrittenOrReadAreAnErrorOnAllRanksAtOnce) {
     Net net(7);
     const auto engine = wrap_as(net, mesh, Layout{"fsdp"});
     const double began = monotonic_seconds();
-    expect_thrown<EnvironmentError>(
-        [&] { parallel::save_weights(*engine, "/proc/nowhere/model.safetensors"); }, {"/proc/nowhere"});
+    expect_thrown<EnvironmentError>([&] { state::save_weights(*engine, "/proc/nowhere/model.safetensors"); },
+                                    {"/proc/nowhere"});
     const std::string mine = scratch(fmt::format("only-{}.safetensors", world->rank()));
-    if (world->rank() == 1) parallel::save_weights(Net(7), mine);
-    expect_thrown<EnvironmentError>([&] { parallel::load_weights(*engine, mine); }, {"only-"});
+    if (world->rank() == 1) state::save_weights(Net(7), mine);
+    expect_thrown<EnvironmentError>([&] { state::load_weights(*engine, mine); }, {"only-"});
     EXPECT_LT(monotonic_seconds() - began, 5.0);
     EXPECT_EQ(weights_of(*engine).size(), 13u) << "the engine goes on";
     std::filesystem::remove(mine);

@@ -18,7 +18,7 @@
 #include "tests/parallel/normed_net.h"
 #include "tests/support/spawn.h"
 #include "trireme/base/error.h"
-#include "trireme/parallel/state_file.h"
+#include "trireme/state/state_file.h"
 
 namespace trireme {
 namespace {
@@ -64,7 +64,7 @@ TEST(State, OfTorchOptimizersGoesOnUnderAnyPolicyWithTheSameBits) {
           const auto engine = wrap_as(net, mesh_of(world, from), from);
           const auto optimizer = make(engine->optimizer_tensors());
           train_steps(net, *engine, *optimizer, 0, 3);
-          parallel::save_state(*engine, *optimizer, path);
+          state::save_state(*engine, *optimizer, path);
           train_steps(net, *engine, *optimizer, 3, kSteps);
           const Weights weights = weights_of(*engine);
           if (world->rank() == 0) wanted = weights;
@@ -75,7 +75,7 @@ TEST(State, OfTorchOptimizersGoesOnUnderAnyPolicyWithTheSameBits) {
             const auto engine = wrap_as(net, mesh_of(world, to), to);
             const auto optimizer = make(engine->optimizer_tensors());
             train_steps(net, *engine, *optimizer, 0, 1);
-            parallel::load_state(*engine, *optimizer, path);
+            state::load_state(*engine, *optimizer, path);
             train_steps(net, *engine, *optimizer, 3, kSteps);
             expect_equal(weights_of(*engine), wanted,
                          fmt::format("{}: {} to {}", name, from.label(ranks), to.label(ranks)));
@@ -94,9 +94,9 @@ TEST(State, OfTorchAdamWIsThatOfOurs) {
                other = wrap_as(same, mesh_of(world), Layout{"zero2"});
     const auto theirs = kTorchOptimizers[0].second(engine->optimizer_tensors());
     train_steps(net, *engine, *theirs, 0, 3);
-    parallel::save_state(*engine, *theirs, path);
+    state::save_state(*engine, *theirs, path);
     const auto ours = optim::adamw(other->optimizer_params(), {.lr = 0.01});
-    parallel::load_state(*other, *ours, path);
+    state::load_state(*other, *ours, path);
     EXPECT_EQ(ours->steps(), 3);
     train_steps(net, *engine, *theirs, 3, kSteps);
     train_steps(same, *other, *ours, 3, kSteps);
@@ -110,9 +110,9 @@ TEST(State, OfOptimizersThatAreNotKnownIsRefusedByName) {
     NormedNet net(7);
     const auto engine = wrap_as(net, mesh_of(world), Layout{"ddp"});
     torch::optim::LBFGS unknown(engine->optimizer_tensors());
-    expect_thrown<LogicError>([&] { parallel::save_state(*engine, unknown, path); }, {"LBFGS", "AdamW"});
+    expect_thrown<LogicError>([&] { state::save_state(*engine, unknown, path); }, {"LBFGS", "AdamW"});
     torch::optim::AdamW strange(net.parameters());
-    expect_thrown<LogicError>([&] { parallel::save_state(*engine, strange, path); }, {"optimizer_tensors()"});
+    expect_thrown<LogicError>([&] { state::save_state(*engine, strange, path); }, {"optimizer_tensors()"});
   });
 }
 

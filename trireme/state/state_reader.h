@@ -1,5 +1,5 @@
 #pragma once
-// A state file compared with what somebody wants of it, name by name. Private to parallel/*.cpp.
+// A state file compared with what somebody wants of it, name by name. Private to state/*.cpp.
 #include <ATen/core/Tensor.h>
 
 #include <map>
@@ -9,10 +9,10 @@
 #include <vector>
 
 #include "trireme/checkpoint/safetensors.h"
-#include "trireme/parallel/state_file.h"
 #include "trireme/plan/flat_layout.h"
+#include "trireme/state/state_file.h"
 
-namespace trireme::parallel {
+namespace trireme::state {
 
 class StateReader {
  public:
@@ -58,4 +58,4 @@ class StateReader {
   std::vector<std::string> missing_, misfits_;
 };
 
-}  // namespace trireme::parallel
+}  // namespace trireme::state

@@ -1,24 +1,24 @@
-#include "trireme/parallel/state.h"
+#include "trireme/state/state.h"
 
 #include <ATen/ATen.h>
 
 #include <algorithm>
 
-#include "trireme/parallel/hook_state.h"
-#include "trireme/parallel/local_state.h"
-#include "trireme/parallel/whole_state.h"
+#include "trireme/state/hook_state.h"
+#include "trireme/state/local_state.h"
+#include "trireme/state/whole_state.h"
 
-namespace trireme::parallel {
+namespace trireme::state {
 namespace {
 
 using Body = std::function<void(const StatePiece&)>;
 
-void visit_pieces(DataParallel& engine, const OptimizerState* optimizer, const Body& body) {
+void visit_pieces(parallel::DataParallel& engine, const OptimizerState* optimizer, const Body& body) {
   engine.notice_update();
   engine.check_together("sharded_state");
   engine.take_writes();
   for (size_t unit = 0; unit < engine.units().size(); ++unit) {
-    const FlatUnit& flat = *engine.units()[unit];
+    const parallel::FlatUnit& flat = *engine.units()[unit];
     for (size_t param = 0; param < flat.params().size(); ++param) {
       const plan::FlatEntry& entry = flat.layout().entries()[param];
       const plan::Range part = flat.owned_part(param);
@@ -57,14 +57,14 @@ void visit_pieces(DataParallel& engine, const OptimizerState* optimizer, const B
           .passes_change_it = true});
 }
 
-std::vector<StatePiece> pieces_of(DataParallel& engine, const OptimizerState* optimizer) {
+std::vector<StatePiece> pieces_of(parallel::DataParallel& engine, const OptimizerState* optimizer) {
   std::vector<StatePiece> pieces;
   visit_pieces(engine, optimizer, [&](const StatePiece& piece) { pieces.push_back(piece); });
   return pieces;
 }
 
-std::map<std::string, at::Tensor> whole_tensors(DataParallel& engine, const OptimizerState* optimizer,
-                                                On on) {
+std::map<std::string, at::Tensor> whole_tensors(parallel::DataParallel& engine,
+                                                const OptimizerState* optimizer, On on) {
   std::map<std::string, at::Tensor> tensors;
   const bool keeps = on == On::kEveryRank || engine.is_writer();
   WholeState(engine, optimizer).visit([&](const std::string& name, const at::Tensor& tensor) {
@@ -76,33 +76,34 @@ std::map<std::string, at::Tensor> whole_tensors(DataParallel& engine, const Opti
 
 }  // namespace
 
-std::vector<StatePiece> sharded_state(DataParallel& engine) {
+std::vector<StatePiece> sharded_state(parallel::DataParallel& engine) {
   return pieces_of(engine, nullptr);
 }
 
-std::vector<StatePiece> sharded_state(DataParallel& engine, optim::Optimizer& optimizer) {
+std::vector<StatePiece> sharded_state(parallel::DataParallel& engine, optim::Optimizer& optimizer) {
   return pieces_of(engine, state_of(engine, optimizer).get());
 }
 
-void visit_sharded_state(DataParallel& engine, optim::Optimizer& optimizer, const Body& body) {
+void visit_sharded_state(parallel::DataParallel& engine, optim::Optimizer& optimizer, const Body& body) {
   visit_pieces(engine, state_of(engine, optimizer).get(), body);
 }
 
-std::vector<StatePiece> sharded_state(DataParallel& engine, torch::optim::Optimizer& optimizer) {
+std::vector<StatePiece> sharded_state(parallel::DataParallel& engine, torch::optim::Optimizer& optimizer) {
   return pieces_of(engine, state_of(engine, optimizer).get());
 }
 
-std::map<std::string, at::Tensor> full_state(DataParallel& engine, On on) {
+std::map<std::string, at::Tensor> full_state(parallel::DataParallel& engine, On on) {
   return whole_tensors(engine, nullptr, on);
 }
 
-std::map<std::string, at::Tensor> full_state(DataParallel& engine, optim::Optimizer& optimizer, On on) {
-  return whole_tensors(engine, state_of(engine, optimizer).get(), on);
-}
-
-std::map<std::string, at::Tensor> full_state(DataParallel& engine, torch::optim::Optimizer& optimizer,
+std::map<std::string, at::Tensor> full_state(parallel::DataParallel& engine, optim::Optimizer& optimizer,
                                              On on) {
   return whole_tensors(engine, state_of(engine, optimizer).get(), on);
 }
 
-}  // namespace trireme::parallel
+std::map<std::string, at::Tensor> full_state(parallel::DataParallel& engine,
+                                             torch::optim::Optimizer& optimizer, On on) {
+  return whole_tensors(engine, state_of(engine, optimizer).get(), on);
+}
+
+}  // namespace trireme::state
