@@ -25,7 +25,7 @@ WITHOUT_TORCH = {f"trireme/data/{name}" for name in
                   "no_zstd_stream.cpp", "packed_input.h", "progress.h", "source.h", "source.cpp", "tokenizer.h", "tokenizer.cpp",
                   "zstd_stream.cpp")}
 WITHOUT_TORCH |= {f"trireme/bench/{name}" for name in
-                  ("target.h", "target.cpp", "targets/accumulation.cpp", "targets/checkpoints.cpp", "targets/families.h",
+                  ("pipeline_runs.h", "target.h", "target.cpp", "targets/accumulation.cpp", "targets/checkpoints.cpp", "targets/families.h",
                    "targets/language_model.cpp", "targets/meshes.cpp", "targets/pipelines.cpp", "targets/replicated.cpp",
                    "targets/scaling.cpp", "targets/sharded.cpp",
                    *(f"{part}.{kind}" for part in ("expectations", "profile", "results", "results_page", "results_text", "sample", "verdict", "verify")

@@ -113,8 +113,8 @@ int64_t micro_batches_of(const LabOptions& options, int64_t usual) {
 }
 
 /// Few micro-batches at a time and sends that block, or many and sends that do not.
-std::vector<ToyPipelineMode> modes_of(const LabOptions& options, ScheduleName schedule) {
-  std::vector<ToyPipelineMode> modes;
+std::vector<bench::ToyPipelineMode> modes_of(const LabOptions& options, ScheduleName schedule) {
+  std::vector<bench::ToyPipelineMode> modes;
   const int64_t least =
       std::max(schedule == ScheduleName::kGpipe ? 1 : options.run.ranks, fewest(schedule, options.run.ranks));
   for (const bool optimized : {false, true}) {

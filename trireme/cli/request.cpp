@@ -4,6 +4,12 @@
 
 #include "trireme/base/error.h"
 
+namespace trireme::bench {
+
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(ToyPipelineMode, name, micro_batches, window, blocking)
+
+}  // namespace trireme::bench
+
 namespace trireme::cli {
 
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(GenerateOptions, run, weights, prompt, chat, max_tokens, temperature,
@@ -17,7 +23,6 @@ NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(RatesOptions, device, file)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(ReplayOptions, device, file, values, seed, is_explicit, timeline)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(BenchPipelineOptions, device, schedules, micro_batches, micro_batch_size,
                                    chunks, warmup, steps, study, timeline, details)
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(ToyPipelineMode, name, micro_batches, window, blocking)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(ToyPipelineOptions, device, schedule, modes, ranks, batch_size, width,
                                    depth, steps, seed, lr, study, timeline)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Request, verb, config, run_dir, runs_root, resume, resume_from, attempt,

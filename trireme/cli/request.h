@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "trireme/bench/pipeline_runs.h"
+
 namespace trireme::cli {
 
 /// The variable by which a program that calls train_main() says what the front command is to start as ranks.
@@ -44,33 +46,16 @@ struct RatesOptions {
   std::string file;  ///< that rank 0 writes
 };
 
-struct BenchPipelineOptions {
+struct BenchPipelineOptions : bench::PipelineRun {
   std::string device = "cpu";
   std::vector<std::string> schedules;  ///< as plan::ScheduleName has them
-  int64_t micro_batches = 8;
-  int64_t micro_batch_size = 1;  ///< sequences
-  int64_t chunks = 2;            ///< stages a rank, of schedules that leave it open
-  int64_t warmup = 3, steps = 6;
-  int64_t study = 0;     ///< ranks whose stages run on one; 0: every rank has its own
-  std::string timeline;  ///< folder for pictures and traces; empty: none
-  bool details = false;  ///< tables by rank and stage for more than one schedule
+  std::string timeline;                ///< folder for pictures and traces; empty: none
+  bool details = false;                ///< tables by rank and stage for more than one schedule
 };
 
-/// One way to run the toy pipeline.
-struct ToyPipelineMode {
-  std::string name;  ///< baseline or optimized
-  int64_t micro_batches = 1;
-  int64_t window = 1;  ///< micro-batches in flight at most
-  bool blocking = false;
-};
-
-struct ToyPipelineOptions {
+struct ToyPipelineOptions : bench::ToyPipelineRun {
   std::string device = "cpu";
-  std::string schedule;  ///< as plan::ScheduleName has it
-  std::vector<ToyPipelineMode> modes;
-  int64_t ranks = 2, batch_size = 64, width = 500, depth = 6, steps = 6, seed = 42;
-  double lr = 1e-4;
-  bool study = false;    ///< all stages on one rank
+  std::vector<bench::ToyPipelineMode> modes;
   std::string timeline;  ///< folder for pictures and traces; empty: none
 };
 
