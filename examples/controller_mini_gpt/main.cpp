@@ -28,7 +28,8 @@ struct Flags {
       {"--seq-len", "128"}, {"--micro-batches", "8"},  {"--steps", "10"},       {"--schedule", "1f1b"},
       {"--stages", "4"},    {"--num-layers", "8"},     {"--width", "1024"},     {"--heads", "16"},
       {"--hidden", "4096"}, {"--vocabulary", "50257"}, {"--lr", "0.0003"},      {"--precision", "fp32"},
-      {"--checkpoint", ""}, {"--save-every", "100"},   {"--max-restarts", "0"}, {"--capture", "1"}};
+      {"--checkpoint", ""}, {"--save-every", "100"},   {"--max-restarts", "0"}, {"--capture", "1"},
+      {"--recompute", "0"}};
 
   int64_t number(const std::string& name, int64_t least = 1) const {
     char* end = nullptr;
@@ -70,7 +71,8 @@ void train(const Flags& flags) {
                                 .hidden = flags.number("--hidden"),
                                 .vocabulary = flags.number("--vocabulary"),
                                 .tokens = flags.number("--seq-len"),
-                                .stages = flags.number("--stages")};
+                                .stages = flags.number("--stages"),
+                                .recompute = flags.number("--recompute", 0) > 0};
   const int64_t micro_batches = flags.number("--micro-batches"), batch = flags.number("--batch-size");
   if (batch % micro_batches != 0)
     throw trireme::ConfigError("--batch-size {} is no multiple of --micro-batches {}", batch, micro_batches);

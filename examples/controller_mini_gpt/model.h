@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "trireme/gt/nn.h"
+#include "trireme/gt/recompute.h"
 #include "trireme/gt/signal.h"
 #include "trireme/gt/tensor.h"
 
@@ -14,6 +15,7 @@ namespace mini_gpt {
 
 struct Config {
   int64_t layers = 8, width = 1024, heads = 16, hidden = 4096, vocabulary = 50257, tokens = 128, stages = 4;
+  bool recompute = false;  ///< blocks are computed again in backward
   int64_t stage_of(int64_t layer) const { return layer * stages / layers; }
 };
 
@@ -109,7 +111,8 @@ class MiniGpt {
                                            std::to_string(stage));
         x = gt::here(x);  // the document's x = x
       }
-      x = blocks_[static_cast<size_t>(layer)](x, config_, stage_name(stage));
+      const auto block = [&] { return blocks_[static_cast<size_t>(layer)](x, config_, stage_name(stage)); };
+      x = config_.recompute ? gt::recompute(block) : block();
     }
     return loss_of(x, next);
   }

@@ -12,6 +12,8 @@
 #include "tests/support/refusal.h"
 #include "tests/support/relative_error.h"
 #include "trireme/base/error.h"
+#include "trireme/gt/recompute.h"
+#include "trireme/kernels/allocation_watch.h"
 
 namespace trireme {
 namespace {
@@ -210,6 +212,27 @@ TEST(MiniGpt, CapturedStepsAreTheStepsBitForBit) {
   }
 }
 
+TEST(Recompute, OfBlocksHasTheBitsOfActivationsThatAreKept) {
+  const std::tuple<int64_t, int64_t, const char*, gt::Dtype> ways[] = {
+      {1, 1, "", gt::Dtype::kFp32},     {2, 1, "", gt::Dtype::kFp32},      {4, 1, "", gt::Dtype::kBf16},
+      {2, 2, "1f1b", gt::Dtype::kBf16}, {1, 4, "zb_h1", gt::Dtype::kFp32}, {1, 4, "gpipe", gt::Dtype::kFp32}};
+  for (const auto& [tp, stages, schedule, products] : ways) {
+    for (const bool captured : {false, true}) {
+      const std::string what = fmt::format("tp={} pp={} {} {} {}", tp, stages, schedule, products, captured);
+      const Way way{.schedule = schedule, .products = products, .steps = 6, .captured = captured};
+      mini_gpt::Config config = with_stages(stages);
+      const Outcome kept = run_mesh(config, tp, way);
+      config.recompute = true;
+      const Outcome again = run_mesh(config, tp, way);
+      EXPECT_EQ(again.losses, kept.losses) << what;
+      EXPECT_EQ(again.norms, kept.norms) << what;
+      EXPECT_EQ(again.end, kept.end) << what;
+      EXPECT_NE(again.hash, kept.hash) << what << ": nothing was done again";
+      EXPECT_EQ(again.replays, kept.replays) << what;
+    }
+  }
+}
+
 gt::Tensor some_rows(int64_t rows) {
   return gt::tensor(std::vector<float>(static_cast<size_t>(4 * rows), 0.5F), {rows, 4});
 }
@@ -219,6 +242,128 @@ void with_one_worker(const std::function<void()>& body) {
   test::run_ranks(1, [&](std::shared_ptr<comm::World> world) {
     const gt::Workers workers(std::make_shared<controller::RankProgram>(world), {});
     body();
+  });
+}
+
+/// Sixteen passes over 4 MiB in four pieces: of each what goes in is kept, and of one at a time the rest.
+TEST(Recompute, KeepsWhatGoesInAndComesOut) {
+  with_one_worker([] {
+    gt::Tensor weight = gt::full({1024, 1024}, 0.5);
+    weight.requires_grad_();
+    const auto peak_of = [&](bool again) {
+      const kernels::AllocationWatch watch;
+      gt::Tensor x = weight * 1.0;
+      for (int64_t piece = 0; piece < 4; ++piece) {
+        const auto body = [&] { return gt::sigmoid(gt::sigmoid(gt::sigmoid(gt::sigmoid(x)))); };
+        x = again ? gt::recompute(body) : body();
+      }
+      x.sum().backward();
+      return static_cast<double>(watch.peak()) / (4 << 20);
+    };
+    peak_of(false);
+    const double kept = peak_of(false), again = peak_of(true);
+    EXPECT_GE(kept, 16);
+    EXPECT_LT(again, 13);
+  });
+}
+
+TEST(Recompute, HasTheGradientsOfTheFunction) {
+  with_one_worker([] {
+    const auto gradient_of = [](const std::function<gt::Tensor(const gt::Tensor&, const gt::Tensor&)>& loss) {
+      gt::manual_seed(3);
+      gt::Tensor a = gt::randn({4, 4}), b = gt::randn({4, 4});
+      a.requires_grad_();
+      b.requires_grad_();
+      loss(a, b).backward();
+      return std::pair(a.grad().fetch().floats(), b.grad().fetch().floats());
+    };
+    const auto inner = [](const gt::Tensor& x, const gt::Tensor& b) {
+      return gt::dropout(gt::tanh(gt::matmul(x, b)), 0.5, 11) * b;
+    };
+    const auto plain = gradient_of(
+        [&](const gt::Tensor& a, const gt::Tensor& b) { return (inner(inner(gt::exp(a), b), b) + b).sum(); });
+    // One in another, two results in one sum, and a parameter that is used outside, too.
+    const auto again = gradient_of([&](const gt::Tensor& a, const gt::Tensor& b) {
+      const gt::Tensor x = gt::exp(a);
+      const gt::Tensor y = gt::recompute([&] {
+        const gt::Tensor once = gt::recompute([&] { return inner(x, b); });
+        return inner(once, b);
+      });
+      return (y + b).sum();
+    });
+    EXPECT_EQ(again.first, plain.first);
+    for (size_t i = 0; i < plain.second.size(); ++i)  // added up in another order
+      EXPECT_NEAR(again.second[i], plain.second[i], 1e-5 * std::abs(plain.second[i]));
+    // A seed that is drawn inside is drawn once.
+    const auto noise = [](const gt::Tensor& x) { return gt::square(x * gt::randn({4, 4})); };
+    EXPECT_EQ(gradient_of([&](const gt::Tensor& a, const gt::Tensor& b) {
+                return gt::recompute([&] { return noise(a + b); }).sum();
+              }),
+              gradient_of([&](const gt::Tensor& a, const gt::Tensor& b) { return noise(a + b).sum(); }));
+    // What has no gradient inside has none.
+    EXPECT_EQ(gradient_of([&](const gt::Tensor& a, const gt::Tensor& b) {
+                return gt::recompute([&] {
+                         const gt::Tensor scale = [&] {
+                           const gt::no_grad none;
+                           return gt::exp(b);
+                         }();
+                         return a * scale * b;
+                       })
+                    .sum();
+              }),
+              gradient_of([&](const gt::Tensor& a, const gt::Tensor& b) {
+                const gt::Tensor scale = [&] {
+                  const gt::no_grad none;
+                  return gt::exp(b);
+                }();
+                return (a * scale * b).sum();
+              }));
+  });
+}
+
+TEST(Recompute, IsTheCallAloneWhereNothingHasGradients) {
+  with_one_worker([] {
+    gt::Tensor a = gt::ones({2, 2});
+    EXPECT_EQ(gt::recompute([&] { return a + 1.0; }).sum().item(), 8);
+    a.requires_grad_();
+    EXPECT_EQ(gt::recompute([&] { return a; }).sum().item(), 4);
+    {
+      const gt::no_grad none;
+      EXPECT_EQ(gt::recompute([&] { return a * 3.0; }).sum().item(), 12);
+    }
+    gt::recompute([&] { return a * 3.0; }).sum().backward();
+    EXPECT_EQ(a.grad().sum().item(), 12);
+  });
+}
+
+TEST(Recompute, RefusesWhatCannotBeDoneAgain) {
+  with_one_worker([] {
+    gt::Tensor a = gt::ones({2, 2}), other = gt::ones({2, 2});
+    a.requires_grad_();
+    test::expect_refusal([&] { gt::recompute([&] { return a + gt::Tensor(other).add_(other); }); },
+                         {"[gt.recompute]", "writes a tensor", "do it outside"});
+    test::expect_refusal(
+        [&] {
+          gt::recompute([&] {
+            a.sum().backward();
+            return a;
+          });
+        },
+        {"[gt.recompute]", "differentiates"});
+    test::expect_refusal([&] { gt::recompute([] { return gt::Tensor(); }); }, {"[gt.recompute]", "empty"});
+    const gt::Tensor x = gt::exp(a), y = gt::recompute([&] { return gt::tanh(x); });
+    test::expect_refusal([&] { (x + y).sum().backward(); },
+                         {"[gt.backward]", "what went into", "inside of it"});
+    const gt::Tensor sum = gt::recompute([&] { return a * other; }).sum();
+    {
+      const gt::no_grad none;
+      other.add_(a);
+    }
+    test::expect_refusal([&] { sum.backward(); },
+                         {"[gt.backward]", "was written before", "behind backward()"});
+    // The program goes on.
+    gt::recompute([&] { return a * other; }).sum().backward();
+    EXPECT_EQ(a.grad().sum().item(), 8);
   });
 }
 

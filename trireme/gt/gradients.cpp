@@ -20,11 +20,11 @@ using trireme::plan::kMostOpInputs;
 using trireme::plan::Op;
 using trireme::plan::TensorPlacement;
 
-namespace {
-
 bool passes_gradients(const Node& node) {
   return node.requires_grad || node.piece != nullptr;
 }
+
+namespace {
 
 /// Pieces from which gradients come to `piece`, and itself, in the order in which they go back.
 class BackwardOrder {
@@ -47,7 +47,14 @@ class BackwardOrder {
       throw ConfigError(
           "[gt.backward] gradients went back through this once, or through something that it was added to; "
           "compute it again before, and add losses up for a log in the scope of a gt::no_grad");
-    for (const Crossing& entry : piece->entries) visit(whole_of(entry.from));
+    for (const Crossing& entry : piece->entries) {
+      if (entry.again && open_.contains(whole_of(entry.from).get()))
+        throw ConfigError(
+            "[gt.backward] what went into a gt::recompute met what came out of it: gradients would pass "
+            "twice; "
+            "compute what both go into, such as their sum, inside of it");
+      visit(whole_of(entry.from));
+    }
     open_.erase(piece.get());
     done_.insert(piece.get());
     order_.push_back(piece);
@@ -61,6 +68,7 @@ class BackwardOrder {
 
 struct Program::Roots {
   std::vector<NodePtr> tensors, gradients;
+  std::vector<std::pair<std::shared_ptr<Recomputed>, NodePtr>> again = {};  ///< with gradients of results
 };
 
 void Program::require_grad(const NodePtr& tensor) {
@@ -105,6 +113,7 @@ void Program::join_pieces(const std::vector<NodePtr>& inputs, const std::vector<
 NodePtr Program::cross(const NodePtr& tensor, int32_t signal, const std::source_location& where,
                        std::optional<TensorPlacement> place) {
   check_own(tensor);
+  refuse_in_recompute("takes a tensor to other workers", where);
   if (!tensor->made()) {
     make_at(tensor, signal, place_of_operand(*tensor, Op::kFull, 0, signal), where);
     return tensor;
@@ -178,8 +187,18 @@ void Program::run_backward(const Roots& roots, const std::source_location& where
   emit(one, roots.tensors.front()->stage, where);
 }
 
+/// Differentiates a piece. Its roots are free behind it.
+void Program::go_back(Roots roots, const std::source_location& where) {
+  for (const auto& [recomputed, gradient] : roots.again) {
+    roots.tensors.push_back(done_again(*recomputed, where));
+    roots.gradients.push_back(gradient);
+  }
+  run_backward(roots, where);
+}
+
 void Program::backward(const NodePtr& loss, const std::source_location& where) {
   check_own(loss);
+  refuse_in_recompute("differentiates", where);
   const std::shared_ptr<Piece> last = whole_of(loss->piece);
   if (!last)
     throw ConfigError(
@@ -190,13 +209,17 @@ void Program::backward(const NodePtr& loss, const std::source_location& where) {
   std::map<const Piece*, Roots> roots;
   roots[last.get()].tensors = {loss};
   for (const std::shared_ptr<Piece>& piece : order.pieces()) {
-    run_backward(roots[piece.get()], where);
+    go_back(std::exchange(roots[piece.get()], {}), where);
     for (const Crossing& entry : std::exchange(piece->entries, {})) {
       const NodePtr here =
           take_gradient(entry.result->number, entry.source, entry.result->stage, entry.signal, where);
+      Roots& of_source = roots[whole_of(entry.from).get()];
+      if (entry.again) {
+        of_source.again.emplace_back(entry.again, here);
+        continue;
+      }
       const NodePtr back = cross(here, signal_back(entry), where,
                                  gradient_placement(placer_.tensor(entry.source->number).placement));
-      Roots& of_source = roots[whole_of(entry.from).get()];
       of_source.tensors.push_back(entry.source);
       of_source.gradients.push_back(back);
     }

@@ -415,7 +415,7 @@ NodePtr Program::cast(const NodePtr& tensor, TensorDtype dtype, const std::sourc
   if (tensor->type.dtype == dtype || !is_floating(tensor->type.dtype)) return tensor;
   Instruction one{.op = Op::kCast, .signal = tensor->signal, .inputs = 1, .outputs = 1};
   one.attributes = OpAttributes::of({static_cast<int64_t>(dtype)});
-  one.no_grad = !grad_enabled;
+  one.no_grad = !passes_now();
   const TensorPlacement lies = placer_.tensor(tensor->number).placement;
   if (!lies.is_partial()) one.place = lies;
   const NodePtr result = new_node({tensor->type.shape, dtype}, tensor->signal);
@@ -423,7 +423,8 @@ NodePtr Program::cast(const NodePtr& tensor, TensorDtype dtype, const std::sourc
   one.output[0] = result->number;
   emit(one, result->stage, where);
   result->begin();
-  if (grad_enabled) join_pieces({tensor}, {result});
+  note_for_backward(one, {tensor}, {result}, where);
+  if (passes_now()) join_pieces({tensor}, {result});
   return result;
 }
 
@@ -447,8 +448,9 @@ std::vector<NodePtr> Program::op(Op op, const std::vector<NodePtr>& given, const
   std::vector<NodePtr> inputs = given;
   Instruction one{.op = op, .signal = scope()};
   one.attributes = attributes;
-  one.no_grad = !grad_enabled;
+  one.no_grad = !passes_now();
   const bool in_place = trireme::plan::record_of(op).in_place;
+  if (in_place) refuse_in_recompute("writes a tensor", where);
   for (const NodePtr& input : inputs) check_own(input);
   if (inputs.size() > one.input.size())
     throw ConfigError("[gt] {}: {} tensors for {}; it takes up to {}, so do it in several", place_of(where),
@@ -493,10 +495,13 @@ std::vector<NodePtr> Program::op(Op op, const std::vector<NodePtr>& given, const
     one.place = place_of_result(results[0]->type, one.signal);
   const int64_t stage = in_place ? inputs[0]->stage : results[0]->stage;
   emit(one, stage, where);
+  for (size_t i = 0; i < inputs.size(); ++i)
+    if (writes_operand(op, i)) ++inputs[i]->writes;
   for (const NodePtr& result : results) {
     result->begin();
     if (may_share_memory(op)) result->memory = inputs[0]->memory;
   }
+  note_for_backward(one, inputs, results, where);
   if (!one.no_grad && !in_place) join_pieces(inputs, results);
   return results;
 }

@@ -6,6 +6,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <source_location>
 #include <string>
 #include <utility>
@@ -36,13 +37,16 @@ struct Number {
 
 class CapturedStep;
 struct Piece;
+struct Recomputed;
 
-/// A tensor that has crossed to other workers, where the graph of its gradients begins anew.
+/// A tensor at which the graph of its gradients begins anew: it has crossed to other workers, or will be
+/// computed again for its gradient.
 struct Crossing {
-  NodePtr source;
+  NodePtr source;               ///< of a recomputed one: its type and place
   std::shared_ptr<Piece> from;  ///< the source's, or one of its own for a leaf
   std::shared_ptr<Number> result;
   int32_t signal = 0;
+  std::shared_ptr<Recomputed> again = {};  ///< makes it; null: it has crossed
 };
 
 /// Tensors whose gradients one backward pass computes: all that depend on each other between crossings.
@@ -70,9 +74,31 @@ struct Node {
   bool requires_grad = false;
   NodePtr grad = {};           ///< what was taken until now
   bool has_collected = false;  ///< a backward pass has reached it since its gradient was taken
+  int64_t writes = 0;          ///< how often its values were replaced
 
   bool made() const { return life != nullptr; }
   void begin() { life = std::make_shared<Number>(program, number, stage); }
+};
+
+/// Operations that are done again for the gradient of their result.
+struct Recomputed {
+  struct Done {
+    trireme::plan::Instruction instruction;  ///< as backward has it
+    std::vector<trireme::plan::TensorType> types;
+    int64_t stage = -1;
+    std::source_location where;
+  };
+  std::vector<Done> operations = {};
+  /// A tensor that came from outside, which is kept, and must not be written, until then.
+  struct Given {
+    NodePtr tensor;
+    int64_t writes = 0;
+  };
+  std::vector<Given> given = {};
+  std::set<uint32_t> made = {};      ///< numbers of results
+  std::set<uint32_t> passing = {};   ///< those of them that gradients pass
+  std::vector<NodePtr> joined = {};  ///< given ones in whose graph the result is
+  uint32_t result = 0;
 };
 
 /// A signal with its workers, as the program uses it.
@@ -108,10 +134,12 @@ class Program : public std::enable_shared_from_this<Program> {
         : program_(program),
           scopes_(std::exchange(program.scopes_, {})),
           grad_enabled_(std::exchange(program.grad_enabled, with_grad)),
-          autocast_(std::exchange(program.autocast, {})) {}
+          autocast_(std::exchange(program.autocast, {})),
+          recomputed_(std::exchange(program.recomputed_, nullptr)) {}
     ~Aside() {
       program_.scopes_ = std::move(scopes_);
       program_.autocast = autocast_;
+      program_.recomputed_ = recomputed_;
       program_.grad_enabled = grad_enabled_;
     }
     Aside(const Aside&) = delete;
@@ -122,6 +150,7 @@ class Program : public std::enable_shared_from_this<Program> {
     std::vector<int32_t> scopes_;
     bool grad_enabled_;
     std::optional<trireme::plan::TensorDtype> autocast_;
+    Recomputed* recomputed_;
   };
   /// The signal of the innermost scope; none: kNoSignal.
   int32_t scope() const;
@@ -134,6 +163,8 @@ class Program : public std::enable_shared_from_this<Program> {
   NodePtr input(const trireme::plan::TensorType& type, std::string bytes, const std::source_location& where);
   NodePtr cross(const NodePtr& tensor, int32_t signal, const std::source_location& where,
                 std::optional<trireme::plan::TensorPlacement> place = {});
+  /// What `body` makes, whose operations are done again for its gradient.
+  NodePtr recompute(const std::function<NodePtr()>& body, const std::source_location& where);
   /// A tensor of the same shape and placement, filled with a number.
   NodePtr alike(const NodePtr& tensor, double value, const std::source_location& where);
   void require_grad(const NodePtr& tensor);
@@ -216,7 +247,13 @@ class Program : public std::enable_shared_from_this<Program> {
   void join_pieces(const std::vector<NodePtr>& inputs, const std::vector<NodePtr>& results);
   int32_t signal_back(const Crossing& crossing);
   struct Roots;  ///< of a piece, with their gradients
+  bool passes_now() const { return grad_enabled && recomputed_ == nullptr; }
+  void note_for_backward(const trireme::plan::Instruction& one, const std::vector<NodePtr>& inputs,
+                         const std::vector<NodePtr>& results, const std::source_location& where);
+  void refuse_in_recompute(std::string_view what, const std::source_location& where) const;
+  NodePtr done_again(const Recomputed& recomputed, const std::source_location& where);
   void run_backward(const Roots& roots, const std::source_location& where);
+  void go_back(Roots roots, const std::source_location& where);
   NodePtr take_gradient(uint32_t number, const NodePtr& as, int64_t stage, int32_t signal,
                         const std::source_location& where);
 
@@ -228,6 +265,7 @@ class Program : public std::enable_shared_from_this<Program> {
   std::vector<int32_t> scopes_;
   std::vector<std::pair<uint32_t, int64_t>> freed_;
   std::vector<Recorded>* recording_ = nullptr;
+  Recomputed* recomputed_ = nullptr;  ///< takes what is done
   CapturedStep* capture_ = nullptr;
   uint64_t kept_for_ = 0;
   std::unique_ptr<InstructionLog> log_;
@@ -239,6 +277,9 @@ class Program : public std::enable_shared_from_this<Program> {
 
 /// A line of a program: "train.cpp:17".
 std::string place_of(const std::source_location& where);
+
+/// Whether it collects gradients or hands them on.
+bool passes_gradients(const Node& node);
 
 /// The piece that this one is part of by now.
 std::shared_ptr<Piece> whole_of(std::shared_ptr<Piece> piece);
