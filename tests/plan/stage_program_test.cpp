@@ -6,12 +6,14 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <functional>
 
 #include "tests/support/refusal.h"
 #include "trireme/base/env.h"
 #include "trireme/plan/memory.h"
 #include "trireme/plan/pipeline.h"
 #include "trireme/plan/recompute.h"
+#include "trireme/plan/step_laws.h"
 
 namespace trireme::plan {
 namespace {
@@ -103,6 +105,85 @@ TEST(StageProgram, StagesWithCopiesReduceBehindAllPasses) {
   EXPECT_EQ(reductions(true, true), (std::vector<int64_t>{2, 1, 1, 1}));
 }
 
+/// Of 256 rows of width 128 in fp32. Two ranks add up two copies by sending each other all of them.
+TEST(StageProgram, SumsTheGradientsOfCopiesBeforeTheyAreReduced) {
+  const auto sent = [](const std::string& more, const char* schedule = "1f1b") {
+    const Planned planned = plan_of({"parallel.pp=4", "pipeline.micro_batches=8", "model.n_layers=8",
+                                     fmt::format("pipeline.schedule={}", schedule), more},
+                                    8);
+    std::vector<std::vector<int64_t>> bytes;
+    for (const StepProgram& program : planned.programs) {
+      bytes.emplace_back();
+      const auto sum = std::ranges::find(program.actions, ActionKind::kSumTied, &Action::kind);
+      if (sum == program.actions.end()) continue;
+      EXPECT_EQ(count(program, ActionKind::kSumTied), 1);
+      bytes.back().push_back(0);
+      for (const Transfer& transfer : sum->transfers) bytes.back().push_back(transfer.bytes);
+    }
+    return bytes;
+  };
+  using Sent = std::vector<std::vector<int64_t>>;
+  const int64_t row = 128 * 4;
+  EXPECT_EQ(sent("model.tie_embeddings=false"), (Sent{{}, {}, {}, {}}));
+  EXPECT_EQ(sent("model.tie_embeddings=true"), (Sent{{0, 256 * row}, {}, {}, {0, 256 * row}}));
+  EXPECT_EQ(sent("precision.compute=bf16"), (Sent{{0, 256 * row}, {}, {}, {0, 256 * row}}))
+      << "micro-batches are added up in fp32";
+  EXPECT_EQ(sent("model.tie_embeddings=true", "zb_v"), (Sent{{0}, {}, {}, {}})) << "one rank has both";
+  const Sent parts = sent("pipeline.spread_head=true");
+  ASSERT_EQ(parts[0].size(), 4u) << "rank 0 has a part itself";
+  int64_t of_parts = 0;
+  for (size_t rank = 1; rank < 4; ++rank) {
+    ASSERT_EQ(parts[rank].size(), 2u);
+    EXPECT_EQ(parts[0][rank], parts[rank][1]);
+    of_parts += parts[rank][1];
+  }
+  EXPECT_GT(of_parts, 128 * row);
+  EXPECT_LT(of_parts, 256 * row);
+}
+
+TEST(StageProgram, TheVerifierWantsTheSumOfCopiesOnceAndInItsTurn) {
+  const StepProgram whole = plan_of({"parallel.pp=2", "pipeline.micro_batches=4"}, 2).programs.front();
+  const auto pass = std::ranges::find(whole.passes, Pass::Kind::kSumTied, &Pass::kind);
+  ASSERT_NE(pass, whole.passes.end());
+  const auto at = pass - whole.passes.begin();
+  const auto refused =
+      [&](const std::function<void(std::vector<std::pair<Pass, std::vector<Action>>>&)>& edit,
+          const std::vector<std::string>& words) {
+        StepProgram program = whole;
+        std::vector<std::pair<Pass, std::vector<Action>>> passes;
+        for (const Pass& one : whole.passes)
+          passes.emplace_back(
+              one, std::vector(whole.actions.begin() + one.begin, whole.actions.begin() + one.end));
+        edit(passes);
+        program.actions.clear();
+        program.passes.clear();
+        std::erase_if(program.buffers, [](const Buffer& buffer) { return !buffer.is_kept(); });
+        for (auto& [one, actions] : passes) {
+          one.begin = std::ssize(program.actions);
+          program.actions.insert(program.actions.end(), actions.begin(), actions.end());
+          one.end = std::ssize(program.actions);
+          program.passes.push_back(one);
+        }
+        test::expect_refusal([&] { check_step_laws(program); }, words);
+      };
+  refused([&](auto& passes) { passes.erase(passes.begin() + at); },
+          {"reduce of root of stage 0", "nothing has summed"});
+  refused([&](auto& passes) { passes.insert(passes.begin() + at, passes[at]); },
+          {"sum_tied", "it occurs twice"});
+  refused([&](auto& passes) { std::swap(passes[at], passes[at + 1]); },
+          {"reduce of root of stage 0", "nothing has summed"});
+  refused([&](auto& passes) { std::swap(passes[at], passes[at - 1]); },
+          {"behind one that sums", "behind all passes"});
+  refused(
+      [&](auto& passes) { passes[at].second.front().transfers.front().collective = Collective::kAllGather; },
+      {"sum_tied", "all_reduce/2"});
+  refused(
+      [&](auto& passes) {
+        passes[at + 1].second.insert(passes[at + 1].second.begin(), passes[at].second.front());
+      },
+      {"sum_tied", "belongs to a sum_tied pass"});
+}
+
 TEST(StageProgram, HoldsActivationsOfAsManyMicroBatchesAsTheSchedule) {
   for (const ScheduleName schedule : {ScheduleName::kGpipe, ScheduleName::k1F1B}) {
     const Planned planned = plan_of({"parallel.pp=4", "pipeline.micro_batches=8", "model.n_layers=8",
@@ -157,7 +238,8 @@ TEST(StageProgram, SendsABoundaryForEachMicroBatchAndStage) {
   for (const StepProgram& program : planned.programs) {
     EXPECT_EQ(count(program, ActionKind::kSend), 8);
     EXPECT_EQ(count(program, ActionKind::kRecv), 8);
-    EXPECT_EQ(program.wire_bytes(8), 8 * boundary) << "nothing else: a stage has one rank";
+    EXPECT_EQ(program.wire_bytes(8), 8 * boundary + 256 * 128 * 4)
+        << "and the gradients of its copy of the embeddings, nothing else: a stage has one rank";
     EXPECT_EQ(kept_bytes(program)[Role::kBoundary] % boundary, 0);
     EXPECT_GT(kept_bytes(program)[Role::kBoundary], 0);
   }

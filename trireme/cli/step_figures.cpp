@@ -34,7 +34,7 @@ int64_t sent_for(const StepView& view, std::initializer_list<ActionKind> kinds) 
 
 Sent sent_by(const StepView& view) {
   Sent sent{.parameters = sent_for(view, {ActionKind::kUnshard}),
-            .gradients = sent_for(view, {ActionKind::kReduce, ActionKind::kGatherSum}),
+            .gradients = sent_for(view, {ActionKind::kSumTied, ActionKind::kReduce, ActionKind::kGatherSum}),
             .boundaries = sent_for(view, {ActionKind::kSend, ActionKind::kRecv}),
             .activations = sent_for(view, {ActionKind::kForward, ActionKind::kBackward,
                                            ActionKind::kBackwardInput, ActionKind::kBackwardWeight})};

@@ -198,10 +198,11 @@ void Pipeline::write_program() {
     if (!stage.engine) continue;
     const EnginePrograms& programs = stage.engine->programs_;
     part.units = programs.units();
+    mark_tied(stage, part.units);
     part.setting = programs.setting();
     part.order = programs.order();
   }
-  take_program(plan::stage_program(schedule_, actions_, stages, plan::MessageBytes()));
+  take_program(plan::stage_program(schedule_, actions_, stages, plan::MessageBytes(), tied_elements()));
 }
 
 void Pipeline::take_program(plan::StepProgram program) {
@@ -240,7 +241,14 @@ void Pipeline::flush() {
 }
 
 int64_t Pipeline::sent_bytes() const {
-  return links_->sent_bytes();
+  int64_t bytes = links_->sent_bytes();
+  for (const Tie& tie : ties_) {
+    if (!tie.group) continue;
+    const auto traffic = tie.group->traffic();
+    const auto sums = traffic.find(plan::Collective::kAllReduce);
+    if (sums != traffic.end()) bytes += sums->second.bytes;
+  }
+  return bytes;
 }
 
 int64_t Pipeline::buffer_bytes() const {

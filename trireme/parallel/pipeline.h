@@ -293,6 +293,9 @@ class Pipeline {
   void hand_on(const plan::StagePass& pass, plan::Message message, const at::Tensor& tensor);
   void send(const plan::Action& action);
   at::Tensor arrived(plan::Message message, int64_t stage, int64_t micro_batch);
+  bool sums(const Tie& tie) const;
+  void mark_tied(const StageAtWork& stage, std::vector<plan::ProgramUnit>& units) const;
+  std::vector<int64_t> tied_elements() const;
   void sum_tied();
   bool counts_in_norm(const Stage& stage) const;
   at::Tensor mean_loss() const;

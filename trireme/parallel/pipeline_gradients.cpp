@@ -238,14 +238,39 @@ void Pipeline::check_ties(const std::vector<std::vector<double>>& by_rank,
   }
 }
 
+/// Copies that are frozen have no gradients.
+bool Pipeline::sums(const Tie& tie) const {
+  const at::Tensor& mine = tie.first.defined() ? tie.first : tie.other;
+  return mine.defined() && mine.requires_grad();
+}
+
+void Pipeline::mark_tied(const StageAtWork& stage, std::vector<plan::ProgramUnit>& units) const {
+  for (size_t i = 0; i < ties_.size(); ++i) {
+    const TiedParameter& tie = options_.tied[i];
+    if (!sums(ties_[i])) continue;
+    for (const auto& [index, name] : {std::pair(tie.stage, tie.name), {tie.other_stage, tie.other_name}})
+      if (index == stage.index) units[stage.engine->place_of(name).first].tied = true;
+  }
+}
+
+/// Of sums that travel.
+std::vector<int64_t> Pipeline::tied_elements() const {
+  std::vector<int64_t> elements;
+  for (const Tie& tie : ties_) {
+    if (!sums(tie) || !tie.group) continue;
+    const at::Tensor& mine = tie.first.defined() ? tie.first : tie.other;
+    elements.push_back(mine.numel() / std::max<int64_t>(1, rows_of(mine)) * tie.rows);
+  }
+  return elements;
+}
+
 /// Before data-parallel ranks reduce: both copies get the sum of what their stages have accumulated.
 void Pipeline::sum_tied() {
   const at::NoGradGuard no_grad;
   for (size_t i = 0; i < options_.tied.size(); ++i) {
     const TiedParameter& tie = options_.tied[i];
     Stage *const first = stage_here(tie.stage), *const other = stage_here(tie.other_stage);
-    if (first == nullptr && other == nullptr) continue;
-    if (!(first != nullptr ? ties_[i].first : ties_[i].other).requires_grad()) continue;
+    if (!sums(ties_[i])) continue;
     at::Tensor of_first, of_other;
     if (first != nullptr) of_first = tied_rows(i, first->engine->accumulated_gradient(tie.name));
     if (other != nullptr) of_other = other->engine->accumulated_gradient(tie.other_name);

@@ -218,13 +218,13 @@ void Pipeline::run_pass(const plan::Pass& pass) {
   }
 }
 
-/// Gradients that passes have left: of copies, of stages whose gradients come apart, and of those that two
-/// ranks have.
+/// Gradients that passes have left: of tied parameters, of stages whose gradients come apart, and of those
+/// that two ranks have.
 void Pipeline::reduce(size_t first) {
   const PipelineRecorder::Span span(recording(), Kind::kReduce);
-  sum_tied();
   for (size_t next = first; next < program_->passes.size(); ++next) {
     const plan::Pass& pass = program_->passes[next];
+    if (pass.kind == plan::Pass::Kind::kSumTied) sum_tied();
     const StageAtWork& stage = *stage_here(pass.stage);
     if (pass.kind != plan::Pass::Kind::kReduce || !stage.engine) continue;
     const EnginePrograms::Given given(stage.engine->programs_, {running_program_, &pass, stage.first_unit});

@@ -16,6 +16,7 @@ enum class ActionKind {
   kBackwardInput,   ///< the gradient of the input, which the stage before waits for
   kBackwardWeight,  ///< the gradient of the weights, which nobody waits for
   kAccumulate,      ///< gradients of a micro-batch stay with this rank: the next one is added to them
+  kSumTied,         ///< gradients of tied parameters become the sums of those of all copies
   kReduce,          ///< gradients are summed over the ranks
   kGatherSum,       ///< ranks that update all of a unit gather its sum
   kUpdate,
@@ -26,8 +27,8 @@ enum class ActionKind {
 };
 template <>
 inline constexpr auto kNames<ActionKind> = std::to_array<std::string_view>(
-    {"unshard", "forward", "reshard", "backward", "backward_input", "backward_weight", "accumulate", "reduce",
-     "gather_sum", "update", "send", "post", "recv", "wait"});
+    {"unshard", "forward", "reshard", "backward", "backward_input", "backward_weight", "accumulate",
+     "sum_tied", "reduce", "gather_sum", "update", "send", "post", "recv", "wait"});
 
 /// The kinds that compute: forward and backward passes, and the two parts of a backward pass.
 inline constexpr std::array kPassKinds = {ActionKind::kForward, ActionKind::kBackward,

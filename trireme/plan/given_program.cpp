@@ -47,12 +47,13 @@ void check_units(const StepProgram& given, const StepProgram& planned) {
   for (size_t i = 0; i < planned.units.size(); ++i) {
     const ProgramUnit &here = given.units[i], &there = planned.units[i];
     if (here.name == there.name && here.numel == there.numel && here.trainable == there.trainable &&
-        here.fp8 == there.fp8 && here.frozen == there.frozen && here.nf4 == there.nf4)
+        here.fp8 == there.fp8 && here.frozen == there.frozen && here.nf4 == there.nf4 &&
+        here.tied == there.tied)
       continue;
     const auto described = [](const ProgramUnit& unit) {
-      return fmt::format("{} of {} elements and {} frozen ones{}{}{}", unit.name, unit.numel, unit.frozen,
+      return fmt::format("{} of {} elements and {} frozen ones{}{}{}{}", unit.name, unit.numel, unit.frozen,
                          unit.fp8 ? ", in FP8" : "", unit.nf4 ? ", in NF4" : "",
-                         unit.trainable ? "" : ", not trained");
+                         unit.trainable ? "" : ", not trained", unit.tied ? ", tied" : "");
     };
     throw ConfigError("unit {} is {}, but in this run {}", i, described(here), described(there));
   }

@@ -189,6 +189,32 @@ void add_norm_transfers(StepProgram& program, const std::vector<ImageCosts>& cos
   }
 }
 
+/// Elements of the tied parameter that a unit trains: the embeddings, a copy of them, or rows of one.
+int64_t tied_elements(const Config& config, const ModelFacts& facts, const UnitSpec& unit) {
+  if (!config.model.tie_embeddings) return 0;
+  const std::string& name = facts.units.front().params.front().name;
+  const auto tied = std::ranges::find(unit.params, name, &ParamSpec::name);
+  return tied == unit.params.end() || tied->frozen ? 0 : tied->numel();
+}
+
+/// The first stage has a copy in the last one, or in each part of a head that is spread. Sums travel where a
+/// rank has one of two.
+TiedElements tied_elements(const Config& config, const ModelFacts& facts, const PipelinePlan& plan,
+                           int64_t pp_rank) {
+  const Schedule& schedule = plan.schedule;
+  const std::vector<int64_t> here = schedule.stages_of(pp_rank);
+  const auto is_here = [&](int64_t stage) { return std::ranges::find(here, stage) != here.end(); };
+  TiedElements travel;
+  const int64_t first = schedule.spread_head ? schedule.stages : schedule.stages - 1;
+  for (int64_t stage = first; stage < schedule.all_stages(); ++stage) {
+    if (is_here(0) == is_here(stage)) continue;
+    for (const UnitSpec& unit : stage_units(config.model, facts, units_of_stage(plan.split, stage)))
+      if (const int64_t elements = tied_elements(config, facts, unit); elements > 0)
+        travel.push_back(elements);
+  }
+  return travel;
+}
+
 StepProgram pipeline_program(const Config& config, const ModelFacts& facts, const BatchPlan& batch,
                              const EngineSetting& given, const PipelinePlan& plan, const StageActions& passes,
                              int64_t pp_rank) {
@@ -208,6 +234,8 @@ StepProgram pipeline_program(const Config& config, const ModelFacts& facts, cons
     ProgramStage& stage = stages.emplace_back();
     stage.index = index;
     stage.units = units_of_program(units, config, facts, batch, setting, plan.schedule, index);
+    for (size_t i = 0; i < units.size(); ++i)
+      stage.units[i].tied = tied_elements(config, facts, units[i]) > 0;
     stage.setting = setting;
     stage.order = declared_order(stage.units, UseFrom::kRunUnit);
     stage.tied = config.model.tie_embeddings && has_copy;
@@ -215,7 +243,8 @@ StepProgram pipeline_program(const Config& config, const ModelFacts& facts, cons
   const HeadPartBytes parts = part_bytes(config, batch, 0);
   StepProgram program = stage_program(
       plan.schedule, passes, stages,
-      {.boundaries = boundaries_of(config, facts, batch, plan), .part = parts.part, .totals = parts.totals});
+      {.boundaries = boundaries_of(config, facts, batch, plan), .part = parts.part, .totals = parts.totals},
+      tied_elements(config, facts, plan, pp_rank));
   add_norm_transfers(program, costs, config, setting);
   add_tensor_transfers(program, all_units, config, facts, batch);
   return program;

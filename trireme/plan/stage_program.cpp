@@ -34,10 +34,11 @@ class Merger {
     }
   }
 
-  StepProgram run() {
+  StepProgram run(const TiedElements& tied) {
     if (held_) take_pass_of_each();
     for (const Action& action : actions_)
       action.is_message() ? take_message(action) : take_pass(part_of(action.stage));
+    if (trains_) sum_tied(tied);
     // Reductions that come after all passes, then updates, each in the order of stages.
     for (StageSteps& part : parts_) {
       if (trains_ && pass_of(part).kind == Pass::Kind::kReduce) take_pass(part);
@@ -137,6 +138,34 @@ class Merger {
     ++whole_.passes.back().end;
   }
 
+  /// Bytes of an element of the gradients that a unit has behind all passes.
+  int64_t gradient_bytes(int64_t unit) const {
+    const auto behind = std::ranges::upper_bound(parts_, unit, {}, &StageSteps::first_unit);
+    const StageSteps& part = *std::prev(behind);
+    int64_t bytes = 0;
+    for (const Buffer& buffer : part.program.buffers) {
+      if (buffer.unit + part.first_unit != unit) continue;
+      if (buffer.role == Role::kSum) return kFp32Bytes;
+      if (buffer.role == Role::kGradients)
+        bytes = buffer.bytes / whole_.units[static_cast<size_t>(unit)].numel;
+    }
+    return bytes;
+  }
+
+  void sum_tied(const TiedElements& tied) {
+    const auto unit = std::ranges::find_if(whole_.units, &ProgramUnit::tied);
+    if (unit == whole_.units.end()) return;
+    const int64_t stage = parts_.front().stage.index;
+    Action action{.kind = Kind::kSumTied, .stage = stage};
+    for (const int64_t elements : tied) {
+      const int64_t bytes = elements * gradient_bytes(unit - whole_.units.begin());
+      action.transfers.push_back({Collective::kAllReduce, 2, wire_bytes(Collective::kAllReduce, bytes, 2)});
+    }
+    const int64_t at = std::ssize(whole_.actions);
+    whole_.actions.push_back(std::move(action));
+    whole_.passes.push_back({.kind = Pass::Kind::kSumTied, .begin = at, .end = at + 1, .stage = stage});
+  }
+
   void take_buffers(const StageSteps& part) {
     for (Buffer buffer : part.program.buffers) {
       buffer.unit += part.first_unit;
@@ -210,8 +239,9 @@ int64_t MessageBytes::of(Message message, int64_t stage) const {
 }
 
 StepProgram stage_program(const Schedule& schedule, const StageActions& actions,
-                          const std::vector<ProgramStage>& stages, const MessageBytes& bytes) {
-  return Merger(schedule, actions, stages, bytes).run();
+                          const std::vector<ProgramStage>& stages, const MessageBytes& bytes,
+                          const TiedElements& tied) {
+  return Merger(schedule, actions, stages, bytes).run(tied);
 }
 
 }  // namespace trireme::plan

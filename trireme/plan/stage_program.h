@@ -27,11 +27,16 @@ struct MessageBytes {
   int64_t of(Message message, int64_t stage) const;
 };
 
+/// Elements of each tied parameter of the rank whose other copy another rank has, in the order of their sums.
+using TiedElements = std::vector<int64_t>;
+
 /// `actions` are those of the rank (lower()), or of forward passes alone (lower_forward()); `stages` are all
 /// that it has, in rising order. A pass of a stage whose units nobody has declared, or that has none, is one
 /// action for all of the stage. Receive buffers belong to the first unit of their stage.
+/// Gradients of tied units are summed behind all passes, and reduced then.
 StepProgram stage_program(const Schedule& schedule, const StageActions& actions,
-                          const std::vector<ProgramStage>& stages, const MessageBytes& bytes);
+                          const std::vector<ProgramStage>& stages, const MessageBytes& bytes,
+                          const TiedElements& tied = {});
 
 /// That of a stage's engine: where two ranks have a copy of each stage both are data-parallel ranks of it.
 EngineSetting setting_in_stages(EngineSetting setting, const Schedule& schedule);

@@ -47,6 +47,7 @@ class StepLaws {
   }
   const ProgramUnit& unit(int64_t index) const { return program_.units[static_cast<size_t>(index)]; }
   [[noreturn]] void refuse(int64_t at, const std::string& what) const;
+  void check_turn(const Pass& pass);
   void check_place(int64_t at, const Pass& pass) const;
   void check_transfers(int64_t at) const;
   void check_gather(int64_t at, const std::vector<int64_t>& wholes, int64_t ranks) const;
@@ -55,6 +56,7 @@ class StepLaws {
   int64_t bytes_at(int64_t at, Role role, int64_t unit) const;
   void walk(int64_t at);
   void take(int64_t at);
+  void sum_tied(int64_t at);
   void check_reduction(int64_t at);
   void update(int64_t at);
   void check_counts() const;
@@ -66,8 +68,10 @@ class StepLaws {
   std::map<Place, int64_t> forwards_, backwards_, weights_, taken_;
   std::map<int64_t, std::vector<int64_t>> there_;  ///< units by micro-batch, as forward passes reach them
   std::vector<int64_t> back_;                      ///< units that the pass under way has gone back through
+  std::optional<int64_t> tied_sum_;                ///< its place
   std::set<int64_t> added_up_;                     ///< units with gradients that no sum has yet
   std::set<int64_t> reduced_, updated_;
+  bool is_behind_passes_ = false;           ///< a pass has summed what others have left
   std::optional<int64_t> first_reduction_;  ///< its place
   std::set<int64_t> wire_forms_;            ///< in which gradients of all units so far may travel
   /// Messages whose buffers were posted and that were not received: peer, kind, stage, micro-batch, buffer.
@@ -86,17 +90,32 @@ void StepLaws::refuse(int64_t at, const std::string& what) const {
                    action.micro_batch < 0 ? "" : fmt::format(" in micro-batch {}", action.micro_batch), what);
 }
 
+/// What passes have left is summed behind all of them.
+void StepLaws::check_turn(const Pass& pass) {
+  is_behind_passes_ =
+      is_behind_passes_ || pass.kind == Pass::Kind::kSumTied || pass.kind == Pass::Kind::kReduce;
+  if (!is_behind_passes_ || !computing(pass.kind)) return;
+  throw LogicError(
+      "[plan.step_program] the {} pass of micro-batch {} comes behind one that sums what passes have left; "
+      "move "
+      "that behind all passes",
+      pass.kind, pass.micro_batch);
+}
+
 void StepLaws::check_place(int64_t at, const Pass& pass) const {
   const Action& action = program_.actions[static_cast<size_t>(at)];
   if (action.lane != lane_of(action.kind)) {
     refuse(at, fmt::format("it is in the lane {}, but {} runs in the lane {}", action.lane, action.kind,
                            lane_of(action.kind)));
   }
-  const bool belongs = action.kind == ActionKind::kUpdate
-                           ? pass.kind == Pass::Kind::kUpdate
+  const bool belongs = action.kind == ActionKind::kUpdate ? pass.kind == Pass::Kind::kUpdate
+                       : action.kind == ActionKind::kSumTied
+                           ? pass.kind == Pass::Kind::kSumTied
                            : !action.computes() || computing(pass.kind) == action.kind;
   if (!belongs)
     refuse(at, fmt::format("it is in a {} pass, but belongs to a {} pass", pass.kind, action.kind));
+  if (pass.kind == Pass::Kind::kSumTied && action.kind != ActionKind::kSumTied)
+    refuse(at, "it is in a pass that sums gradients of tied parameters, and of nothing else");
   if (action.computes() && action.micro_batch != pass.micro_batch)
     refuse(at, fmt::format("it is in a pass of micro-batch {}", pass.micro_batch));
 }
@@ -221,8 +240,26 @@ void StepLaws::check_reduction(int64_t at) {
   }
 }
 
+/// Sums over the ranks of a stage are of sums over copies, of which nothing is left out.
+void StepLaws::sum_tied(int64_t at) {
+  const Action& action = program_.actions[static_cast<size_t>(at)];
+  if (action.unit != Action::kWholeModel || action.micro_batch != Action::kOnceAStep)
+    refuse(at, "tied parameters are summed together, once a step");
+  if (tied_sum_) refuse(at, "it occurs twice");
+  if (std::ranges::none_of(program_.units, &ProgramUnit::tied)) refuse(at, "no unit is tied");
+  for (const Transfer& transfer : action.transfers) {
+    if (transfer.collective != Collective::kAllReduce || transfer.ranks != 2)
+      refuse(at, "two ranks add up two copies, by an all_reduce/2 for each");
+  }
+  tied_sum_ = at;
+}
+
 void StepLaws::take(int64_t at) {
   const Action& action = program_.actions[static_cast<size_t>(at)];
+  if (unit(action.unit).tied && (action.kind == ActionKind::kReduce) != tied_sum_.has_value()) {
+    refuse(at, tied_sum_ ? "gradients of tied parameters were summed before"
+                         : "it is tied, and nothing has summed the gradients of its copies before");
+  }
   const bool reduces = action.kind == ActionKind::kReduce;
   ++taken_[{action.unit, action.micro_batch}];
   if (!reduces) return void(added_up_.insert(action.unit));
@@ -266,6 +303,8 @@ void StepLaws::walk(int64_t at) {
     case ActionKind::kAccumulate:
     case ActionKind::kReduce:
       return take(at);
+    case ActionKind::kSumTied:
+      return sum_tied(at);
     case ActionKind::kUpdate:
       return update(at);
     case ActionKind::kPost:
@@ -426,6 +465,7 @@ void StepLaws::check_buffers() const {
 
 void StepLaws::run() {
   for (const Pass& pass : program_.passes) {
+    check_turn(pass);
     for (int64_t at = pass.begin; at < pass.end; ++at) {
       check_place(at, pass);
       check_transfers(at);

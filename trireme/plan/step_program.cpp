@@ -21,6 +21,7 @@ std::optional<ActionKind> computing(Pass::Kind pass) {
     case Pass::Kind::kUpdate:
     case Pass::Kind::kTransfer:
     case Pass::Kind::kReduce:
+    case Pass::Kind::kSumTied:
       break;
   }
   return std::nullopt;

@@ -121,8 +121,17 @@ struct Buffer {
 /// update.
 struct Pass {
   /// kReduce: of gradients that earlier passes have left. kTransfer: units that stay whole are gathered or
-  /// freed.
-  enum class Kind { kForward, kBackward, kBackwardInput, kBackwardWeight, kUpdate, kTransfer, kReduce };
+  /// freed. kSumTied: of what all passes of this rank have left.
+  enum class Kind {
+    kForward,
+    kBackward,
+    kBackwardInput,
+    kBackwardWeight,
+    kUpdate,
+    kTransfer,
+    kReduce,
+    kSumTied
+  };
   Kind kind = Kind::kForward;
   int64_t micro_batch = Action::kOnceAStep;
   int64_t begin = 0, end = 0;  ///< in StepProgram::actions
@@ -131,7 +140,7 @@ struct Pass {
 };
 template <>
 inline constexpr auto kNames<Pass::Kind> = std::to_array<std::string_view>(
-    {"forward", "backward", "backward_input", "backward_weight", "update", "transfer", "reduce"});
+    {"forward", "backward", "backward_input", "backward_weight", "update", "transfer", "reduce", "sum_tied"});
 
 /// The kind of the actions by which a pass computes; none: it computes nothing.
 std::optional<ActionKind> computing(Pass::Kind pass);
@@ -149,6 +158,7 @@ struct ProgramUnit {
   int64_t frozen =
       0;  ///< elements that are frozen for good, beside those of its flat layout; padding included
   std::optional<Nf4Unit> nf4 = {};
+  bool tied = false;  ///< it is trained, and one of its parameters has a copy in another stage
   bool operator==(const ProgramUnit&) const = default;
 };
 /// Units as `setting` lays them out; `activation_bytes`: one number for each unit, or empty.

@@ -153,6 +153,9 @@ void StepReader::read_unit() {
     if (word(at) == "uses") {
       unit.uses = number(word(at + 1));
       at += 2;
+    } else if (word(at) == "tied") {
+      unit.tied = true;
+      ++at;
     } else if (word(at) == "frozen") {
       unit.frozen = number(word(at + 1));
       at += 2;
@@ -163,7 +166,7 @@ void StepReader::read_unit() {
       unit.fp8 = Fp8Unit{.rest = number(word(at + 2))};
       at += 3;
     } else {
-      fail(fmt::format("'{}' is none of 'uses', 'frozen', 'nf4 beside' and 'fp8 beside'", word(at)));
+      fail(fmt::format("'{}' is none of 'uses', 'tied', 'frozen', 'nf4 beside' and 'fp8 beside'", word(at)));
     }
   }
 }
@@ -283,6 +286,7 @@ std::string to_text(const StepProgram& program) {
                         with_commas(unit.numel), unit.trainable ? "trainable" : "frozen   ",
                         with_commas(unit.activation_bytes), with_commas(unit.between_halves_bytes));
     if (unit.uses != 1) text += fmt::format(" uses {}", unit.uses);
+    if (unit.tied) text += " tied";
     if (unit.frozen != 0) text += fmt::format(" frozen {}", with_commas(unit.frozen));
     if (unit.nf4) text += fmt::format(" nf4 beside {}", with_commas(unit.nf4->rest));
     if (unit.fp8) text += fmt::format(" fp8 beside {}", with_commas(unit.fp8->rest));

@@ -135,6 +135,10 @@ class RankInTime {
         transfer(action, unshard_, reduced_[static_cast<size_t>(action.unit)], TimeCause::kReduce);
         reduced_[static_cast<size_t>(action.unit)] = action_end_;
         break;
+      case ActionKind::kSumTied:
+        transfer(action, reduce_, 0.0, TimeCause::kReduce);
+        wait_until(action_end_, TimeCause::kReduce, action.unit);
+        break;
       case ActionKind::kAccumulate:
         if (!costs_.sum.empty()) work_on(action.unit, {{TimeCause::kSums, of(costs_.sum, action.unit)}});
         break;
