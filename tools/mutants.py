@@ -7,7 +7,8 @@
 Lines and faults are drawn by the seed: a comparison that is another one, a number that is one more, a term that is
 missing, a condition that is turned round, a call that is left out, two statements that change places. A fault that does
 not compile is drawn anew. The room's test programs (test_ROOM and test_ROOM_*, without GPUs) are built and run in parts,
-those first that noticed most; a part that fails, crashes or takes five times as long as without a fault has noticed it.
+those first that noticed most, and once more with the variables of the environment with which ctest does so. A part that
+fails, crashes or takes five times as long as without a fault has noticed it.
 Sources are put back after each fault, also on Ctrl-C; a source with changes that git does not know is never touched.
 Faults in tools/mutants_equivalent.json, which says why they change nothing that can be seen, are not planted.
 
@@ -32,7 +33,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -171,30 +172,47 @@ class Part:
     tests: str  # as GTEST_FILTER has them
     seconds: float
     share: tuple[int, int] = (0, 1)  # which one of how many
+    variables: dict[str, str] = field(default_factory=dict)  # that ctest sets for these tests alone
     noticed: int = 0
 
     def environment(self) -> dict[str, str]:
-        return os.environ | {"OMP_NUM_THREADS": "1", "GTEST_FILTER": self.tests, "GTEST_SHARD_INDEX": str(self.share[0]),
-                             "GTEST_TOTAL_SHARDS": str(self.share[1])}
+        return os.environ | self.variables | {"OMP_NUM_THREADS": "1", "GTEST_FILTER": self.tests,
+                                              "GTEST_SHARD_INDEX": str(self.share[0]),
+                                              "GTEST_TOTAL_SHARDS": str(self.share[1])}
 
     def rank(self) -> float:
         """How often it may be expected to notice a fault in a second."""
         return (self.noticed + 0.5) / (self.seconds + 0.5)
 
 
-def in_parts(program: str, times: dict[str, float], jobs: int) -> list[Part]:
+def in_parts(whole: Part, times: dict[str, float], jobs: int) -> list[Part]:
     """Tests of less than a tenth of a second in as many parts as run at a time, others in parts of about two seconds."""
     slow = sorted((seconds, name) for name, seconds in times.items() if seconds >= 0.1)
     quick_s = sum(times.values()) - sum(seconds for seconds, _ in slow)
     others = ":".join(name for _, name in slow)
-    parts = [Part(program, f"*-{others}" if slow else "*", quick_s / jobs, (share, jobs)) for share in range(jobs)]
+    quick = f"{whole.tests}-{others}" if slow else whole.tests
+    parts = [replace(whole, tests=quick, seconds=quick_s / jobs, share=(share, jobs)) for share in range(jobs)]
     pack: list[tuple[float, str]] = []
     for number, one in enumerate(slow, 1):
         pack.append(one)
         if (seconds := sum(taken for taken, _ in pack)) >= 2 or number == len(slow):
-            parts.append(Part(program, ":".join(name for _, name in pack), seconds))
+            parts.append(replace(whole, tests=":".join(name for _, name in pack), seconds=seconds, share=(0, 1)))
             pack = []
     return parts
+
+
+def with_variables(listing: dict, program: str) -> list[Part]:
+    """Tests that ctest runs once more with variables of the environment, of its list in JSON: ranks that are forks."""
+    tests: dict[tuple[str, ...], list[str]] = {}
+    for test in listing["tests"]:
+        command = test.get("command", [""])
+        names = [word.removeprefix("--gtest_filter=") for word in command if word.startswith("--gtest_filter=")]
+        variables = [one for entry in test.get("properties", []) if entry["name"] == "ENVIRONMENT" for one in entry["value"]
+                     if not one.startswith(("OMP_NUM_THREADS=", "GTEST_"))]
+        if Path(command[0]).name == program and names and variables:
+            tests.setdefault(tuple(variables), []).extend(names)
+    return [Part(program, ":".join(names), 3600, variables=dict(one.split("=", 1) for one in variables))
+            for variables, names in tests.items()]
 
 
 def limit_memory() -> None:
@@ -254,16 +272,20 @@ class Room:
 
     def learns_times(self) -> bool:
         """Runs all tests once and divides them into parts by how long they took; no if one fails."""
+        listing = subprocess.run(["ctest", "--show-only=json-v1"], cwd=self.build, capture_output=True, text=True, check=False)
+        known = json.loads(listing.stdout) if listing.returncode == 0 else {"tests": []}
+        wholes = [whole for program in self.programs for whole in [Part(program, "*", 3600), *with_variables(known, program)]]
+        shares = [(whole, share) for whole in wholes for share in range(self.jobs)]
         with tempfile.TemporaryDirectory() as folder:
-            whole = [Part(program, "*", 3600, (share, self.jobs)) for program in self.programs for share in range(self.jobs)]
-            files = [Path(folder) / f"{part.program}.{part.share[0]}" for part in whole]
-            if self.first_failure(whole, [[f"--gtest_output=json:{file}"] for file in files]):
+            files = [Path(folder) / f"{number}" for number in range(len(shares))]
+            if self.first_failure([replace(whole, share=(share, self.jobs)) for whole, share in shares],
+                                  [[f"--gtest_output=json:{file}"] for file in files]):
                 return False
-            for program in self.programs:
+            for whole in wholes:
                 times: dict[str, float] = {}
-                for file in (file for part, file in zip(whole, files) if part.program == program):
+                for file in (file for (one, _), file in zip(shares, files) if one is whole):
                     times |= times_of(json.loads(file.read_text()))
-                self.parts += in_parts(program, times, self.jobs)
+                self.parts += in_parts(whole, times, self.jobs)
         return True
 
     def passes(self) -> bool:

@@ -229,8 +229,20 @@ class Parts(unittest.TestCase):
         self.assertFalse(self.room.learns_times())
 
     def test_each_process_has_a_part_of_the_quick_tests(self):
-        parts = mutants.in_parts("p", {"A.a": 0.01, "A.b": 0.02}, 2)
+        parts = mutants.in_parts(mutants.Part("p", "*", 0), {"A.a": 0.01, "A.b": 0.02}, 2)
         self.assertEqual([(part.tests, part.share) for part in parts], [("*", (0, 2)), ("*", (1, 2))])
+
+    def test_what_ctest_runs_with_a_variable_is_run_with_it_as_well(self):
+        def listed(program, name, *variables):
+            return {"command": [f"/bin/{program}", f"--gtest_filter={name}"],
+                    "properties": [{"name": "ENVIRONMENT", "value": ["OMP_NUM_THREADS=1", *variables]}]}
+        listing = {"tests": [listed("test_x", "A.a"), listed("test_x", "A.a", "FORKS=1"), listed("test_x", "A.b", "FORKS=1"),
+                             listed("test_y", "A.c", "FORKS=1"), {"name": "not built"}]}
+        wholes = mutants.with_variables(listing, "test_x")
+        self.assertEqual([(whole.tests, whole.variables) for whole in wholes], [("A.a:A.b", {"FORKS": "1"})])
+        for part in mutants.in_parts(wholes[0], {"A.a": 0.01, "A.b": 0.2}, 1):
+            self.assertEqual(part.environment()["FORKS"], "1")
+            self.assertIn(part.environment()["GTEST_FILTER"], ("A.a:A.b-A.b", "A.b"))
 
     def test_what_hangs_is_ended(self):
         (self.room.build / "bin" / "test_x").write_text("#!/bin/sh\nsleep 60\n")
