@@ -1,10 +1,14 @@
 // Ranks that are forks of one process; test "launch_forked" runs all that jobs promise with such ranks.
 #include <gtest/gtest.h>
+#include <sys/socket.h>
 
+#include <array>
 #include <set>
 
 #include "tests/launch/job_process.h"
 #include "trireme/base/file.h"
+#include "trireme/launch/child.h"
+#include "trireme/launch/pipe.h"
 
 namespace trireme::launch {
 namespace {
@@ -83,6 +87,23 @@ TEST(ForkServer, AProgramWithThreadsIsLoadedByEachRank) {
   ASSERT_EQ(run(job).code, 0);
   const std::vector<std::string> loaders = lines_by_rank(job, dir);
   EXPECT_EQ(std::set(loaders.begin(), loaders.end()).size(), 3u);
+}
+
+/// It has loaded the program to be forked, and takes none of its steps.
+TEST(ForkServer, TheServerItselfIsNoRankWhenNobodyAsksAnyMore) {
+  std::array<int, 2> ends{};
+  ASSERT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends.data()), 0);
+  Descriptor ours(ends[0]), theirs(ends[1]);
+  Pipe out = make_pipe();
+  Child server({.program = TEST_CHILD,
+                .args = {"out=I am a rank"},
+                .environment = Environment({{"TRIREME_FORK_SERVER_FD", std::to_string(theirs.get())}}),
+                .stdout_fd = out.write.get(),
+                .keep_fds = {theirs.get()}});
+  out.write.close();
+  theirs.close();
+  ours.close();
+  EXPECT_EQ(bytes_until_end(out.read), 0u);
 }
 
 TEST(ForkServer, NothingIsServedOnceTheLauncherIsGone) {

@@ -19,8 +19,7 @@ bool is_ignored(int number) {
 }
 
 sigset_t trapped_signals() {
-  sigset_t set;
-  sigemptyset(&set);
+  sigset_t set{};
   for (const int number : {SIGINT, SIGTERM, SIGUSR1, SIGPIPE}) sigaddset(&set, number);
   if (!is_ignored(SIGHUP)) sigaddset(&set, SIGHUP);
   return set;
@@ -28,8 +27,7 @@ sigset_t trapped_signals() {
 
 /// A SIGPIPE of ours must not strike when the old mask comes back.
 void forget_pending_sigpipe() {
-  sigset_t only_pipe;
-  sigemptyset(&only_pipe);
+  sigset_t only_pipe{};
   sigaddset(&only_pipe, SIGPIPE);
   const timespec at_once{};
   ::sigtimedwait(&only_pipe, nullptr, &at_once);

@@ -74,8 +74,6 @@ void Tee::show_only(std::vector<int64_t> ranks) {
 void Tee::settle() {
   merger_.take_all([this](std::string_view line) { show_line(line); });
   leave_open_line();
-  out_.pump();
-  err_.pump();
 }
 
 bool Tee::passes_raw(int64_t rank, Stream stream) const {
