@@ -219,6 +219,17 @@ TEST(LocalFailure, ARankThatGivesSignsOfLifeIsWaitedFor) {
   EXPECT_EQ(run(job).code, 0) << "without a limit nobody is expected to give any";
 }
 
+/// One that loads its libraries cannot count yet; one that counts may hang in a loop.
+TEST(LocalFailure, ProcessorTimeIsASignOfLifeUntilARankHasGivenTheFirstOfItsOwn) {
+  LocalJob job = child_job(2, {"spin=2.5"});
+  job.silence_s = 1.0;
+  EXPECT_EQ(run(job).code, 0);
+  job.args = {"0:beat=0.01", "0:spin=15"};
+  const Outcome outcome = run(job);
+  EXPECT_EQ(outcome.code, 5);
+  EXPECT_TRUE(says(outcome, "gave no sign of life for 1 s and was killed (it was computing)")) << outcome.err;
+}
+
 TEST(LocalFailure, AJobThatRunsLongerThanItsLimitIsKilled) {
   LocalJob job = child_job(2, {"beat=20"});
   job.limit_s = 0.5;

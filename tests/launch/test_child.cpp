@@ -178,6 +178,14 @@ void give_signs_of_life(const std::string& seconds) {
   }
 }
 
+/// Computes for so many seconds.
+void spin(const std::string& seconds) {
+  const auto now = [] { return std::chrono::steady_clock::now(); };
+  const auto end = now() + std::chrono::duration<double>(std::stod(seconds));
+  while (now() < end) {
+  }
+}
+
 /// A thread waits on a lock that this one holds, ends, and is joined.
 void join_thread() {
   std::mutex lock;
@@ -196,6 +204,7 @@ void take_step(const std::string& name, const std::string& value) {
   if (name == "exit") std::_Exit(std::stoi(value));
   if (name == "kill") end_by(std::stoi(value));
   if (name == "beat") give_signs_of_life(value);
+  if (name == "spin") spin(value);
   if (name == "stop") ::raise(SIGSTOP);
   if (name == "sleep") sleep_seconds(value);
   if (name == "out") put(STDOUT_FILENO, value + "\n");
