@@ -134,6 +134,23 @@ TEST(LocalFailure, ARankThatTheKernelKilledForWantOfMemoryIsOutOfMemory) {
   EXPECT_EQ(run(job).code, 128 + SIGKILL) << "what the kernel killed a while before was another process";
 }
 
+/// Whatever the kernel did to other processes meanwhile.
+TEST(LocalFailure, RanksThatTheLauncherKillsHaveNotRunOutOfMemory) {
+  const TempDir dir;
+  const std::string counters = dir.file("vmstat");
+  write_file_atomic(counters, "oom_kill 3\n");
+  LocalJob job = child_job(2, {"0:write=" + counters + " oom_kill 4", "sleep=30"});
+  job.kernel_counters = counters;
+  job.limit_s = 1.0;
+  const JobEnd end = Launcher().run(job);
+  EXPECT_EQ(end.code, 128 + SIGALRM);
+  ASSERT_EQ(end.exits.size(), 2u);
+  for (const RankExit& exit : end.exits) {
+    EXPECT_TRUE(exit.asked);
+    EXPECT_FALSE(exit.starved);
+  }
+}
+
 TEST(LocalFailure, ARankThatHeedsSigtermIsNotKilled) {
   LocalJob job = child_job(2, {"0:trap=TERM 75", "0:sleep=30", "1:sleep=0.1", "1:exit=6"});
   job.grace_s = 1.0;

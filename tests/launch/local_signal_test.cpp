@@ -75,6 +75,22 @@ TEST_F(LocalSignal, WhatAShellHasStartedFinishesWhatItBegan) {
   EXPECT_EQ(outcome.err.find("had to be killed"), std::string::npos) << outcome.err;
 }
 
+/// The launcher asks it to stop as well when another rank has failed.
+TEST_F(LocalSignal, WhatAShellHasStartedFinishesWhatItBeganWhenAnotherRankFails) {
+  const std::string done = dir_.file("done");
+  LocalJob job = behind_a_shell(dir_, "trap '/bin/sleep 0.5; : > " + done + "; exit 0' TERM",
+                                "while :; do /bin/sleep 0.05; done");
+  job.ranks = 2;
+  job.serves_forks = false;  // a shell serves none
+  job.grace_s = 6.0;
+  job.args.back() = "if [ $RANK = 1 ]; then while ! [ -e " + dir_.file("up") +
+                    " ]; do /bin/sleep 0.05; done; exit 6; fi; " + job.args.back();
+  const Outcome outcome = run(job);
+  EXPECT_EQ(outcome.code, 6);
+  EXPECT_TRUE(std::filesystem::exists(done));
+  EXPECT_EQ(outcome.err.find("had to be killed"), std::string::npos) << outcome.err;
+}
+
 TEST_F(LocalSignal, WhatAShellHasStartedAndDoesNotStopIsKilled) {
   LocalJob job = behind_a_shell(dir_, "trap '' TERM", "exec /bin/sleep 30");
   job.stop_s = 0.5;
