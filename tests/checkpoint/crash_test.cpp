@@ -15,6 +15,7 @@
 #include "trireme/base/error.h"
 #include "trireme/checkpoint/new_folder.h"
 #include "trireme/checkpoint/tensor_file.h"
+#include "trireme/checkpoint/unfinished.h"
 
 namespace trireme::checkpoint::testing {
 namespace {
@@ -95,6 +96,12 @@ void expect_next_run_works(const CrashPlace& place) {
   EXPECT_EQ(store.folder().names(), (std::vector<std::string>{"GENERATION", "LOCK", "step-00000003"}));
 }
 
+/// The name of a checkpoint leads to all of it, from the moment it has it until it has lost it.
+void expect_no_halves(const CrashPlace& place) {
+  for (const Listed& entry : list_checkpoints(Folder(place.folder())))
+    EXPECT_FALSE(entry.unfinished) << entry.problem;
+}
+
 void expect_survives_kills(Unsynced unsynced) {
   const CrashPlace place;
   const int64_t calls = calls_of_a_save();
@@ -116,6 +123,7 @@ void expect_survives_kills(Unsynced unsynced) {
       EXPECT_EQ(step, 2) << "call " << at;
     }
     if (step == 2 && first_new == 0) first_new = at;
+    expect_no_halves(place);
     expect_next_run_works(place);
     if (::testing::Test::HasFailure()) return;
   }
@@ -233,6 +241,73 @@ TEST(Crash, GoingBackIsBegunOrNotAtEverySystemCallAndNeverUndone) {
       EXPECT_FALSE(next.folder().has("ROLLBACK")) << "call " << at;
     }
     EXPECT_TRUE(has_begun);
+  }
+}
+
+void write_new_file(const std::string& path) {
+  UnfinishedFile file(path);
+  file.write(0, "whole", 5);
+  file.finish();
+}
+
+void write_new_folder(const std::string& path) {
+  NewFolder folder(path, false);
+  OutputFile file = folder.folder().create_file("a");
+  file.append("whole", 5);
+  file.finish();
+  folder.commit();
+}
+
+TEST(Crash, WhatHasItsNameIsWholeAndOnceItIsDoneKeepsItThroughAPowerCut) {
+  const std::pair<const char*, std::function<void(const std::string&)>> writers[] = {
+      {"new", write_new_file}, {"new/a", write_new_folder}};
+  for (const auto& [file, write] : writers) {
+    for (const Unsynced unsynced : {Unsynced::kEmptied, Unsynced::kUndone}) {
+      int code = kKilled;
+      for (int64_t at = 1; code == kKilled; ++at) {
+        const Scratch scratch;
+        const std::string path = scratch.path("new");
+        code = in_child([&] {
+          plan_fault({.fault = Fault::kKill, .at = at, .unsynced = unsynced});
+          write(path);
+          cut_power();
+          return 0;
+        });
+        if (code == 0 || std::filesystem::exists(path)) {
+          EXPECT_EQ(trireme::testing::slurp(scratch.path(file)), "whole") << file << ", call " << at;
+        }
+      }
+      EXPECT_EQ(code, 0) << file;
+    }
+  }
+}
+
+/// Otherwise fsync() at the end has all of it to wait for.
+TEST(Crash, TheDiskWritesAlreadyWhileMoreBytesCome) {
+  constexpr int64_t kMiB = int64_t{1} << 20, kParts = 40, kMostLeft = 16;
+  const std::string part(kMiB, 'x');
+  const Scratch scratch;
+  OutputFile file = Folder(scratch.path("")).create_file("a");
+  plan_fault({});
+  for (int64_t i = 0; i < kParts; ++i) file.append(part.data(), kMiB);
+  EXPECT_GE(bytes_begun(), (kParts - kMostLeft) * kMiB);
+  UnfinishedFile unfinished(scratch.path("b"));
+  plan_fault({});
+  for (int64_t i = 0; i < 3; ++i) unfinished.write(i * kMiB, part.data(), kMiB);
+  EXPECT_EQ(bytes_begun(), 3 * kMiB);
+  end_faults();
+}
+
+TEST(Crash, AnErrorOfTheDiskComesWithWhatToDo) {
+  const std::pair<int, const char*> advised[] = {
+      {ENOSPC, "free some space"},   {EDQUOT, "free some space"},  {EROFS, "choose a writable folder"},
+      {EACCES, "choose a writable"}, {EPERM, "choose a writable"}, {EIO, "check the path and the disk"}};
+  const Scratch scratch;
+  const Folder folder(scratch.path(""));
+  for (const auto& [error, advice] : advised) {
+    plan_fault({.fault = Fault::kError, .at = 1, .error = error});
+    EXPECT_THAT(message_of<EnvironmentError>([&] { folder.create_file("a"); }), ::testing::HasSubstr(advice));
+    end_faults();
   }
 }
 

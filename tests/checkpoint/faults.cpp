@@ -40,6 +40,8 @@ struct State {
   bool counts = false;
   std::map<std::string, bool> dirty;  ///< files with bytes that were not synced
   std::vector<Renamed> renames;       ///< that were not synced
+  std::vector<std::string> created;   ///< files with names that were not synced
+  int64_t begun = 0;
 
   void lose() {
     counts = false;
@@ -52,6 +54,10 @@ struct State {
       if (plan.unsynced == Unsynced::kUndone) std::filesystem::resize_file(path, size, error);
     }
     if (plan.unsynced != Unsynced::kUndone) return;
+    for (const std::string& path : created) {
+      std::error_code error;
+      std::filesystem::remove(path, error);
+    }
     for (auto renamed = renames.rbegin(); renamed != renames.rend(); ++renamed) {
       std::error_code error;
       std::filesystem::rename(renamed->to, renamed->from, error);
@@ -71,13 +77,27 @@ struct State {
     return true;
   }
 
-  void rename_in_dirty(const std::string& from, const std::string& to) {
-    std::map<std::string, bool> moved;
-    for (const auto& [path, is_dirty] : dirty) {
+  void note_rename(const std::string& from, const std::string& to) {
+    const auto moved = [&](const std::string& path) {
       const bool inside = path == from || path.starts_with(from + "/");
-      moved.emplace(inside ? to + path.substr(from.size()) : path, is_dirty);
-    }
-    dirty = std::move(moved);
+      return inside ? to + path.substr(from.size()) : path;
+    };
+    std::map<std::string, bool> now_dirty;
+    for (const auto& [path, is_dirty] : dirty) now_dirty.emplace(moved(path), is_dirty);
+    dirty = std::move(now_dirty);
+    for (std::string& path : created) path = moved(path);
+    Renamed renamed{from, to, {}};
+    if (std::filesystem::is_regular_file(to)) renamed.replaced = trireme::testing::slurp(to);
+    renames.push_back(std::move(renamed));
+  }
+
+  /// The names in a folder are on the disk.
+  void note_sync(const std::string& folder) {
+    const auto is_in_it = [&](const std::string& path) {
+      return std::filesystem::path(path).parent_path() == folder;
+    };
+    std::erase_if(renames, [&](const Renamed& renamed) { return is_in_it(renamed.to); });
+    std::erase_if(created, is_in_it);
   }
 };
 
@@ -89,12 +109,20 @@ State& state() {
 }  // namespace
 
 void plan_fault(const FaultPlan& plan) {
-  state() = State{.plan = plan, .counts = true, .dirty = {}, .renames = {}};
+  state() = State{.plan = plan, .counts = true, .dirty = {}, .renames = {}, .created = {}};
 }
 
 int64_t end_faults() {
   state().counts = false;
   return state().calls;
+}
+
+void cut_power() {
+  state().lose();
+}
+
+int64_t bytes_begun() {
+  return state().begun;
 }
 
 }  // namespace trireme::checkpoint::testing
@@ -111,6 +139,7 @@ int openat(int folder, const char* name, int flags, ...) {
     mode = va_arg(more, mode_t);
     va_end(more);
     if (state().begins()) return -1;
+    if (state().counts) state().created.push_back(path_of(folder) + "/" + name);
   }
   return real<int(int, const char*, int, ...)>("openat")(folder, name, flags, mode);
 }
@@ -139,29 +168,31 @@ int fsync(int fd) {
   if (state().counts) {
     const std::string path = path_of(fd);
     state().dirty.erase(path);
-    std::erase_if(state().renames, [&](const Renamed& renamed) {
-      return std::filesystem::path(renamed.to).parent_path() == path;
-    });
+    state().note_sync(path);
   }
   return real<int(int)>("fsync")(fd);
 }
 
 int renameat(int from_folder, const char* from, int to_folder, const char* to) {
   if (state().begins()) return -1;
-  if (state().counts) {
-    Renamed renamed{path_of(from_folder) + "/" + from, path_of(to_folder) + "/" + to, {}};
-    if (std::filesystem::is_regular_file(renamed.to)) renamed.replaced = trireme::testing::slurp(renamed.to);
-    state().rename_in_dirty(renamed.from, renamed.to);
-    state().renames.push_back(std::move(renamed));
-  }
+  if (state().counts) state().note_rename(path_of(from_folder) + "/" + from, path_of(to_folder) + "/" + to);
   return real<int(int, const char*, int, const char*)>("renameat")(from_folder, from, to_folder, to);
 }
 
+int rename(const char* from, const char* to) noexcept {
+  if (state().begins()) return -1;
+  if (state().counts) state().note_rename(from, to);
+  return real<int(const char*, const char*)>("rename")(from, to);
+}
+
+/// Whole paths, as those of rename().
 int renameat2(int from_folder, const char* from, int to_folder, const char* to, unsigned flags) noexcept {
+  if (state().begins()) return -1;
   if (state().counts && state().plan.fault == Fault::kRenameToFree) {
     errno = state().plan.error;
     return -1;
   }
+  if (state().counts && (flags & RENAME_EXCHANGE) == 0) state().note_rename(from, to);
   using Rename = int(int, const char*, int, const char*, unsigned);
   return real<Rename>("renameat2")(from_folder, from, to_folder, to, flags);
 }
@@ -174,6 +205,11 @@ int mkdirat(int folder, const char* name, mode_t mode) {
 int unlinkat(int folder, const char* name, int flags) {
   if (state().begins()) return -1;
   return real<int(int, const char*, int)>("unlinkat")(folder, name, flags);
+}
+
+int sync_file_range(int fd, off64_t offset, off64_t size, unsigned flags) {
+  if (state().counts) state().begun = state().begun == offset ? offset + size : -1;
+  return real<int(int, off64_t, off64_t, unsigned)>("sync_file_range")(fd, offset, size, flags);
 }
 
 int ftruncate(int fd, off_t size) noexcept {

@@ -10,7 +10,7 @@ namespace trireme::checkpoint::testing {
 enum class Unsynced {
   kKept,     ///< everything: the process alone was killed
   kEmptied,  ///< renames, but not the bytes of files
-  kUndone,   ///< neither; zeros where bytes were
+  kUndone,   ///< neither, nor the names of new files; zeros where bytes were
 };
 
 enum class Fault { kNone, kKill, kError, kShortWrite, kReserve, kRenameToFree };
@@ -29,5 +29,9 @@ inline constexpr int kKilled = 77;  ///< exit code of a process that kKill ended
 void plan_fault(const FaultPlan& plan);
 /// Calls since; the plan is gone.
 int64_t end_faults();
+/// Takes away what the plan says of what was not synced.
+void cut_power();
+/// Bytes of files that were told to go to the disk before fsync(), since plan_fault(); -1 where not in order.
+int64_t bytes_begun();
 
 }  // namespace trireme::checkpoint::testing

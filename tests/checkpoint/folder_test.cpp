@@ -94,6 +94,8 @@ TEST(Folder, FilesAreNewAndWholeOnesReplaceOthers) {
   file.append("def", 3);
   file.finish();
   EXPECT_EQ(slurp(scratch.path("a")), "abcdef");
+  EXPECT_NO_THROW(folder.create_file("empty").reserve(0));
+  folder.remove("empty");
   EXPECT_THROW(folder.create_file("a"), EnvironmentError);
   std::filesystem::create_symlink("b", scratch.path("link"));
   EXPECT_THROW(folder.create_file("link"), EnvironmentError);

@@ -310,6 +310,11 @@ TEST(NewFolder, IsThereWholeOrNotAtAll) {
   EXPECT_EQ(Folder(scratch.path("")).names(), std::vector<std::string>{"out"});
   fs::create_directory(path + "/precious");
   EXPECT_THROW(NewFolder(path, true), EnvironmentError);
+  const std::string later = scratch.path("later/precious");
+  NewFolder out(scratch.path("later"), true);
+  fs::create_directories(later);
+  EXPECT_THROW(out.commit(), EnvironmentError);
+  EXPECT_TRUE(fs::exists(later)) << "though the name was free when it began";
 }
 
 /// A writer that was killed holds no lock, whatever its number was.

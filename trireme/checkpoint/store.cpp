@@ -85,8 +85,9 @@ StoredFile stored(const std::string& name, std::string_view content) {
 
 /// The step in the name of a checkpoint.
 int64_t step_of(const std::string& name) {
+  const std::string_view digits = std::string_view(name).substr(kPrefix.size());
   int64_t step = 0;
-  std::from_chars(name.data() + kPrefix.size(), name.data() + name.size(), step);
+  std::from_chars(digits.data(), digits.data() + digits.size(), step);
   return step;
 }
 
@@ -198,8 +199,8 @@ std::vector<Store::SetAside> finish_rollback(const Folder& folder) {
   }
   if (is_undone(target) && folder.has(target)) folder.rename(target, free_name(folder, step_of(target)));
   folder.sync();
+  // A power cut may bring it back: it then asks for what has been done, until the next name here is synced.
   folder.remove(kRollbackName);
-  folder.sync();
   return done;
 }
 
@@ -325,7 +326,6 @@ std::vector<Store::SetAside> Store::go_back_to(const std::string& name) {
   const Branches then = branches_with(folder(), name);
   if (!is_undone(name) && std::ranges::all_of(then.undone, is_undone, &Listed::name)) return {};
   folder().write_file(kRollbackName, name + "\n");
-  folder().sync();
   return finish_rollback(folder());
 }
 
@@ -361,7 +361,6 @@ std::string Store::commit(const Work& work) {
                                                 .generation = generation(),
                                                 .index_bytes = static_cast<int64_t>(index.size()),
                                                 .index_digest = xxh3(index)}));
-  inside.sync();
   check_generation();
   const std::string name = free_name(folder(), work.step);
   read_.erase(name);  // one of that name was removed
