@@ -8,7 +8,7 @@ Lines and faults are drawn by the seed: a comparison that is another one, a numb
 missing, a condition that is turned round, a call that is left out, two statements that change places. A fault that does
 not compile is drawn anew. The room's test programs (test_ROOM and test_ROOM_*, without GPUs) are built and run in parts,
 those first that noticed most, and once more with the variables of the environment with which ctest does so. A part that
-fails, crashes or takes five times as long as without a fault has noticed it.
+fails, crashes, takes five times as long as without a fault, or half of the machine's memory, has noticed it.
 Sources are put back after each fault, also on Ctrl-C; a source with changes that git does not know is never touched.
 Faults in tools/mutants_equivalent.json, which says why they change nothing that can be seen, are not planted.
 
@@ -25,7 +25,6 @@ import hashlib
 import json
 import os
 import re
-import resource
 import shlex
 import signal
 import subprocess
@@ -215,10 +214,20 @@ def with_variables(listing: dict, program: str) -> list[Part]:
             for variables, names in tests.items()]
 
 
-def limit_memory() -> None:
-    """A fault may ask for memory without end; the machine has other things to do."""
-    most = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
-    resource.setrlimit(resource.RLIMIT_AS, (most, resource.getrlimit(resource.RLIMIT_AS)[1]))
+def most_memory() -> int:
+    """Bytes for a program and what it starts: a fault may ask for memory without end, and the machine has other things to
+    do. Addresses are not limited: those of the stacks of two thousand threads are 16 GiB that nobody touches."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+
+
+def memory_by_session() -> dict[int, int]:
+    """Resident bytes of all processes of a session."""
+    sizes: dict[int, int] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it has ended
+            words = stat.read_text().rpartition(")")[2].split()
+            sizes[int(words[3])] = sizes.get(int(words[3]), 0) + int(words[21]) * os.sysconf("SC_PAGE_SIZE")
+    return sizes
 
 
 def end_session(process: subprocess.Popen) -> None:
@@ -245,22 +254,26 @@ class Room:
     def start(self, part: Part, arguments: list[str]) -> subprocess.Popen:
         program = str((self.build / "bin" / part.program).resolve())
         return subprocess.Popen([program, "--gtest_brief=1", *arguments], cwd=self.build / "tests", env=part.environment(),
-                                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
-                                preexec_fn=limit_memory)
+                                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
 
     def first_failure(self, parts: list[Part], arguments: list[list[str]]) -> Part | None:
-        """Runs them in this order, some at a time, until one of them fails or takes five times as long as before."""
+        """Runs them in this order, some at a time, until one of them fails, takes five times as long as before
+        or too much memory."""
         waiting = list(zip(parts, arguments))
         running: dict[Part, tuple[subprocess.Popen, float]] = {}
+        look_s, next_look = 0.25, 0.0
+        memory: dict[int, int] = {}
         try:
             while waiting or running:
                 while waiting and len(running) < self.jobs:
                     part, words = waiting.pop(0)
                     running[part] = (self.start(part, words), time.monotonic() + 5 * part.seconds + 10)
                 time.sleep(0.01)
+                if time.monotonic() >= next_look:
+                    memory, next_look = memory_by_session(), time.monotonic() + look_s
                 for part, (process, until) in list(running.items()):
                     code = process.poll()
-                    if code is None and time.monotonic() < until:
+                    if code is None and time.monotonic() < until and memory.get(process.pid, 0) <= most_memory():
                         continue
                     if code != 0:
                         return part

@@ -249,6 +249,14 @@ class Parts(unittest.TestCase):
         self.assertFalse(self.room.first_failure([mutants.Part("test_x", "*", -1.9)], [[]]) is None)
 
 
+    def test_what_takes_memory_without_end_is_ended(self):
+        (self.room.build / "bin" / "test_x").write_text("#!/bin/sh\n%s -c 'x = b\"1\" * (1 << 27); import time; time.sleep(60)'\n"
+                                                        % sys.executable)
+        with mock.patch.object(mutants, "most_memory", lambda: 1 << 26):
+            self.assertFalse(self.room.first_failure([mutants.Part("test_x", "*", 100)], [[]]) is None)
+        self.assertGreater(mutants.memory_by_session()[os.getsid(0)], 1 << 20)
+
+
 class Chosen(unittest.TestCase):
     def setUp(self):
         self.faults = mutants.faults_of(pathlib.Path("f.cpp"), SOURCE)
