@@ -141,6 +141,19 @@ TEST(ModelFolder, ATensorInTwoFilesIsRefused) {
       << fixture.refusal();
 }
 
+TEST(ModelFolder, IsAFolderWithWeightsOrAConfigOfAModel) {
+  for (const char* name : {"config.json", "a.safetensors", "pytorch_model.bin"}) {
+    const Scratch scratch;
+    scratch.write(std::string("in/") + name, "");
+    EXPECT_TRUE(is_model_folder(scratch.path("in"))) << name;
+    EXPECT_FALSE(is_model_folder(scratch.path(std::string("in/") + name))) << "a file is no folder";
+  }
+  const Scratch scratch;
+  scratch.write("in/notes.txt", "");
+  EXPECT_FALSE(is_model_folder(scratch.path("in")));
+  EXPECT_FALSE(is_model_folder(scratch.path("missing")));
+}
+
 TEST(ModelFolder, PicklesAreRefusedWithTheWayOut) {
   const Fixture fixture;
   fixture.scratch.write("model/pytorch_model.bin", "x");

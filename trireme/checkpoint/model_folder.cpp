@@ -286,7 +286,7 @@ void write_dcp_files(const Folder& folder, const Source& source, const std::vect
     for (const std::string& tensor : tensors) {
       const SourceTensor& info = source.tensors().at(tensor);
       const plan::Region rows = rows_of(info.shape, file, files);
-      if (rows.numel() == 0 && (file > 0 || info.numel() > 0)) continue;
+      if (rows.numel() == 0 && file > 0) continue;  // the first file has a part of each
       entries.push_back({tensor, tensor, info.dtype, rows});
       places[tensor] = {{kDcpBoxStart, shape_in_file(info.dtype, rows.start)}};
     }
