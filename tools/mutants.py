@@ -251,6 +251,13 @@ class Room:
         command = ["cmake", "--build", str(self.build), "--target", *self.programs]
         return subprocess.run(command, capture_output=True, check=False).returncode == 0
 
+    def compiled(self, sources: list[Path]) -> list[Path]:
+        """Those that the build has compiled: one without CUDA has no use for sources that only run on GPUs."""
+        listing = subprocess.run(["ninja", "-C", str(self.build), "-t", "deps"], capture_output=True, text=True,
+                                 check=False).stdout
+        known = {os.path.normpath(self.build.resolve() / line.strip()) for line in listing.splitlines() if line.endswith(".cpp")}
+        return [path for path in sources if str(ROOT / path) in known]
+
     def start(self, part: Part, arguments: list[str]) -> subprocess.Popen:
         program = str((self.build / "bin" / part.program).resolve())
         return subprocess.Popen([program, "--gtest_brief=1", *arguments], cwd=self.build / "tests", env=part.environment(),
@@ -403,6 +410,7 @@ def main() -> int:
         what = "fail" if built else "do not build"
         print(f"the tests of {options.room} {what} without any fault", file=sys.stderr)
         return 3
+    sources = room.compiled(sources)
     faults = [fault for path in sources for fault in faults_of(path, (ROOT / path).read_text())]
     results: list[dict] = []
     before = Sources(sources)

@@ -175,6 +175,19 @@ class Times(unittest.TestCase):
         self.assertEqual((folder / "runs").read_text(), runs)
 
 
+    @unittest.skipUnless(shutil.which("ninja") and shutil.which("g++"), "there is no ninja or no g++")
+    def test_a_source_that_the_build_leaves_out_has_no_faults(self):
+        folder = self.path.parent
+        (folder / "out").mkdir()
+        self.path.write_text("int f();\n")
+        (folder / "g.cpp").write_text("int g();\n")
+        (folder / "out" / "build.ninja").write_text("rule c\n  command = g++ -MD -MF $out.d -c $in -o $out\n  depfile = $out.d\n"
+                                                    "  deps = gcc\nbuild f.o: c ../f.cpp\n")
+        subprocess.run(["ninja", "-C", str(folder / "out")], capture_output=True, check=True)
+        room = mutants.Room("x", folder / "out", 1)
+        self.assertEqual(room.compiled([pathlib.Path("f.cpp"), pathlib.Path("g.cpp")]), [pathlib.Path("f.cpp")])
+
+
 # Stands for a program of googletest: FAILS names the test that fails; what ran is written down.
 PROGRAM = """#!/bin/sh
 echo "$GTEST_FILTER $GTEST_SHARD_INDEX/$GTEST_TOTAL_SHARDS $*" >>ran
