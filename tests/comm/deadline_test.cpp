@@ -102,6 +102,7 @@ TEST_P(Transport, AFailedGroupKeepsSayingWhy) {
         const std::string first = comm_error([&] { group->all_reduce(tensor, ReduceOp::kSum); });
         EXPECT_EQ(comm_error([&] { group->barrier(); }), first);
         EXPECT_EQ(comm_error([&] { group->check(); }), first);
+        EXPECT_EQ(comm_error([&] { group->symmetric_empty(4, at::kFloat); }), first);
         EXPECT_EQ(tensor.size(0), 4);
       },
       5.0, 90.0, GetParam());
