@@ -30,9 +30,13 @@ inline std::string error_from(const std::function<void()>& body) {
 /// run() in a thread; stopped at the end of the scope.
 class Server {
  public:
+  /// Beyond this host all who use `environment` know one token, unless `change_environment` says otherwise.
   explicit Server(int64_t workers, bool unix_socket = true,
-                  const std::function<void(DispatcherSettings&)>& change = {})
-      : environment({{"XDG_RUNTIME_DIR", folder.path()}}) {
+                  const std::function<void(DispatcherSettings&)>& change = {},
+                  const std::function<void(Environment&)>& change_environment = {})
+      : environment({{"XDG_RUNTIME_DIR", folder.path()}, {kTokenVariable, folder.file("token")}}) {
+    make_token_file(folder.file("token"));
+    if (change_environment) change_environment(environment);
     DispatcherSettings settings;
     settings.address = unix_socket ? Address{.path = folder.file("own/s"), .port = 0} : Address{};
     settings.workers = workers;

@@ -6,11 +6,20 @@
 
 #include "trireme/base/build_info.h"
 #include "trireme/base/error.h"
+#include "trireme/controller/data_address.h"
 
 namespace trireme::controller {
 namespace {
 
 constexpr size_t kMostUnread = 2 << 20;
+
+Connection connect_to_worker(const WorkerInfo& worker, const Environment& environment, double timeout_s) {
+  const DataAddress data = parse_data_address(worker.data_address);
+  const std::string name = fmt::format("worker {} (pid {} on {})", worker.number, worker.pid, worker.host);
+  const auto deadline = after_seconds(timeout_s);
+  if (data.address.is_beyond()) return connect_to(data.address, *tls_by_secret(data.secret), name, deadline);
+  return connect_to(data.address, environment, name, deadline);
+}
 
 }  // namespace
 
@@ -45,10 +54,7 @@ void send_pieces(Connection& connection, uint64_t id, std::string_view bytes, do
 
 DataConnection::DataConnection(const WorkerInfo& worker, uint64_t session, const Environment& environment,
                                const std::string& build, double timeout_s)
-    : connection_(connect_to(parse_address(worker.data_address), environment,
-                             fmt::format("worker {} (pid {} on {})", worker.number, worker.pid, worker.host),
-                             after_seconds(timeout_s))),
-      timeout_s_(timeout_s) {
+    : connection_(connect_to_worker(worker, environment, timeout_s)), timeout_s_(timeout_s) {
   Hello hello{.role = Role::kClient, .version = kVersion, .build = build, .pid = ::getpid(), .host = {}};
   hello.session = session;
   send(connection_, hello);

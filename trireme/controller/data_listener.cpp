@@ -17,9 +17,9 @@ namespace trireme::controller {
 namespace {
 
 constexpr double kVisitorLooksEvery_s = 0.2, kDataGreeting_s = 10.0, kPiece_s = 60.0;
-constexpr size_t kMostVisitors = 16;
+constexpr size_t kMostVisitors = 32, kMostUnknownVisitors = 16;
 
-Address data_address(const Environment& environment) {
+Address data_socket(const Environment& environment) {
   const std::string word = random_bytes(6);
   return {.path = fmt::format("{}/data-{}-{}", runtime_folder(environment), ::getpid(),
                               to_hex(word.data(), word.size()))};
@@ -28,7 +28,14 @@ Address data_address(const Environment& environment) {
 }  // namespace
 
 DataListener::DataListener(const Environment& environment, std::string build, uint64_t most_bytes)
-    : listener_(data_address(environment), environment),
+    : listener_(data_socket(environment), environment),
+      build_(std::move(build)),
+      most_bytes_(most_bytes),
+      thread_([this] { accept_all(); }) {}
+
+DataListener::DataListener(const std::string& host, std::string build, uint64_t most_bytes)
+    : secret_(random_bytes(kTokenBytes)),
+      listener_(address_of(host, 0), tls_by_secret(secret_)),
       build_(std::move(build)),
       most_bytes_(most_bytes),
       thread_([this] { accept_all(); }) {}
@@ -52,9 +59,10 @@ void DataListener::accept_all() {
       if (closing_) return;
     }
     collect_visitors();
-    Descriptor socket = somebody ? listener_.accept() : Descriptor();
-    if (!socket || visitors_.size() >= kMostVisitors) continue;
-    Visitor& visitor = visitors_.emplace_back(Connection(std::move(socket), "a client"));
+    std::optional<Connection> connection = somebody ? listener_.accept("a client") : std::nullopt;
+    if (connection) make_room();
+    if (!connection || visitors_.size() >= kMostVisitors) continue;
+    Visitor& visitor = visitors_.emplace_back(std::move(*connection));
     visitor.thread = std::thread([this, &visitor] { serve(visitor); });
   }
 }
@@ -71,10 +79,22 @@ void DataListener::collect_visitors() {
   }
 }
 
+/// Those who connect and say nothing make room for the next one.
+void DataListener::make_room() {
+  const std::lock_guard lock(mutex_);
+  const auto is_stranger = [](const Visitor& visitor) { return !visitor.known && !visitor.over; };
+  if (std::ranges::count_if(visitors_, is_stranger) >= static_cast<int64_t>(kMostUnknownVisitors))
+    std::ranges::find_if(visitors_, is_stranger)->connection.shut_down();
+}
+
 void DataListener::serve(Visitor& visitor) {
   Connection& connection = visitor.connection;
   try {
     const uint64_t session = greet(connection);
+    {
+      const std::lock_guard lock(mutex_);
+      visitor.known = true;
+    }
     std::string partial;
     while (true) {
       const Frame frame = connection.receive(after_seconds(kDataIdle_s));

@@ -12,7 +12,7 @@
 #include <utility>
 
 #include "trireme/base/env.h"
-#include "trireme/controller/address.h"
+#include "trireme/controller/data_address.h"
 
 namespace trireme::controller {
 
@@ -20,9 +20,12 @@ class DataListener {
  public:
   /// Listens at a Unix socket in runtime_folder(). More than `most_bytes` are not stored at a time.
   DataListener(const Environment& environment, std::string build, uint64_t most_bytes);
+  /// Listens at a port of `host`, an address of this host that others reach, to those who know a secret that
+  /// it makes.
+  DataListener(const std::string& host, std::string build, uint64_t most_bytes);
   ~DataListener();
 
-  const Address& address() const { return listener_.address(); }
+  DataAddress address() const { return {.address = listener_.address(), .secret = secret_}; }
   /// Waits for what the client of `session` puts under `id`; it is gone from here then. Throws CommError at
   /// the deadline.
   std::string take(uint64_t session, uint64_t id, double timeout_s);
@@ -39,11 +42,12 @@ class DataListener {
     explicit Visitor(Connection made) : connection(std::move(made)) {}
     Connection connection;
     std::thread thread;
-    bool over = false;
+    bool known = false, over = false;
   };
 
   void accept_all();
   void collect_visitors();
+  void make_room();
   void serve(Visitor& visitor);
   uint64_t greet(Connection& connection);
   void store_piece(Connection& connection, Key key, const Frame& frame, std::string& partial);
@@ -51,6 +55,7 @@ class DataListener {
   std::string wait(Bytes& bytes, Key key, double timeout_s, const char* what);
   void keep(Bytes& bytes, Key key, std::string value);
 
+  std::string secret_;  ///< of visitors from beyond this host
   Listener listener_;
   std::string build_;
   uint64_t most_bytes_, held_bytes_ = 0;

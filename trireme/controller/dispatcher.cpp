@@ -13,6 +13,7 @@
 #include "trireme/base/hex.h"
 #include "trireme/base/log.h"
 #include "trireme/base/text.h"
+#include "trireme/controller/data_address.h"
 #include "trireme/controller/hmac.h"
 #include "trireme/launch/poll_set.h"
 
@@ -98,9 +99,7 @@ void Dispatcher::turn() {
   }
   for (const auto& peer : peers_) {
     if (peer->gone) continue;
-    const short writes = peer->connection.queued() > 0 ? POLLOUT : 0;
-    poll.watch(peer->connection.fd(), static_cast<short>(POLLIN | writes),
-               [this, one = peer.get()] { take(*one); });
+    poll.watch(peer->connection.fd(), peer->connection.events(), [this, one = peer.get()] { take(*one); });
   }
   const double limit = patience();
   time_.wait_for(limit);
@@ -117,17 +116,16 @@ double Dispatcher::patience() const {
 }
 
 void Dispatcher::accept() {
-  Descriptor socket = listener_.accept();
-  if (!socket || peers_.size() >= kMostPeers) return;
+  std::optional<Connection> connection = listener_.accept("a new connection");
+  if (!connection || peers_.size() >= kMostPeers) return;
   const auto is_stranger = [](const auto& peer) { return !peer->hello && !peer->gone; };
   if (std::ranges::count_if(peers_, is_stranger) >= static_cast<int64_t>(kMostStrangers))
     drop(**std::ranges::find_if(peers_, is_stranger), "too many connections wait");
-  peers_.push_back(
-      std::make_unique<Peer>(Peer{.connection = Connection(std::move(socket), "a new connection"),
-                                  .gate = Gate(listener_.token()),
-                                  .came = now_,
-                                  .heard = now_,
-                                  .pinged = now_}));
+  peers_.push_back(std::make_unique<Peer>(Peer{.connection = std::move(*connection),
+                                               .gate = Gate(listener_.token()),
+                                               .came = now_,
+                                               .heard = now_,
+                                               .pinged = now_}));
   Peer& peer = *peers_.back();
   peer.connection.set_most_queued(settings_.most_queued);
   if (!peer.gate.open()) peer.connection.set_most_body(kMostBytesOfStrangers);
@@ -437,7 +435,7 @@ Status Dispatcher::status() const {
     if (worker == nullptr) continue;
     const Hello& hello = *worker->hello;
     status.workers.push_back(
-        {.worker = {worker->number, hello.pid, hello.host, hello.data_address, hello.devices},
+        {.worker = {worker->number, hello.pid, hello.host, without_secret(hello.data_address), hello.devices},
          .cores = hello.cores,
          .executed = worker->executed,
          .queued_bytes = worker->connection.queued(),

@@ -61,16 +61,16 @@ void Line::read() {
           "[controller.line] {} gave no sign of life for {:.0f} s: it is stopped, or its machine hangs",
           connection_.peer(), silent_s);
     }
-    bool writes = false, readable = false;
+    short events = 0;
+    bool readable = false;
     {
       const std::lock_guard lock(sending_);
       if (closing_) return;
       connection_.pump();
-      writes = connection_.queued() > 0;
+      events = connection_.events();
     }
     launch::PollSet poll;
-    poll.watch(connection_.fd(), static_cast<short>(POLLIN | (writes ? POLLOUT : 0)),
-               [&] { readable = true; });
+    poll.watch(connection_.fd(), events, [&] { readable = true; });
     poll.watch(woken_.get(), POLLIN, [&] {
       uint64_t count = 0;
       [[maybe_unused]] const ssize_t got = ::read(woken_.get(), &count, sizeof count);

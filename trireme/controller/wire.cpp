@@ -19,7 +19,8 @@ namespace {
 constexpr uint32_t kMagic = 0x46435254;  // "TRCF"
 constexpr size_t kReadBytes = 64 << 10;
 /// Bodies of which more than this is missing are read in place.
-constexpr size_t kWorthItsOwnRead = 16 << 10;
+constexpr size_t kWorthItsOwnRead = Channel::kLeastRoom;
+static_assert(kReadBytes >= Channel::kLeastRoom);
 
 template <typename Number>
 void put_number(std::string& bytes, Number number) {
@@ -133,9 +134,30 @@ bool wait_for(int fd, short events, Connection::Clock::time_point deadline) {
   }
 }
 
-Connection::Connection(Descriptor socket, std::string peer)
-    : socket_(std::move(socket)), peer_(std::move(peer)) {
+Connection::Connection(Descriptor socket, std::string peer, const MakeChannel& channel)
+    : socket_(std::move(socket)), channel_(channel(socket_.get())), peer_(std::move(peer)) {
   ::fcntl(socket_.get(), F_SETFL, ::fcntl(socket_.get(), F_GETFL) | O_NONBLOCK);
+}
+
+void Connection::establish(Clock::time_point deadline) {
+  while (!channel_->established()) {
+    const bool open = read_some();
+    if (channel_->established()) return;
+    if (!open) {
+      throw CommError(
+          "[controller.wire] {} closed the connection before it had proved who it is; check that a server of "
+          "Trireme listens there, and that this host may connect to it",
+          peer_);
+    }
+    if (!wait_for(fd(), channel_->read_events(), deadline)) {
+      throw CommError("[controller.wire] {} did not prove who it is within its time; it is stopped, or busy",
+                      peer_);
+    }
+  }
+}
+
+short Connection::events() const {
+  return static_cast<short>(channel_->read_events() | (queued_ > 0 ? channel_->write_events() : 0));
 }
 
 bool Connection::read_some() {
@@ -143,13 +165,14 @@ bool Connection::read_some() {
   const std::span<char> space = reader_.body_space();
   const bool in_place = space.size() >= kWorthItsOwnRead;
   const std::span<char> target = in_place ? space : std::span<char>(scratch);
-  ssize_t count = 0;
-  do {
-    count = ::recv(socket_.get(), target.data(), target.size(), 0);
-  } while (count < 0 && errno == EINTR);
-  if (count <= 0) return count < 0 && errno == EAGAIN;
-  const auto got = static_cast<size_t>(count);
-  in_place ? reader_.took(got) : reader_.feed({target.data(), got});
+  Channel::Moved got;
+  try {
+    got = channel_->read(target);
+  } catch (const CommError& error) {
+    throw CommError("{} (from {})", error.what(), peer_);
+  }
+  if (got.bytes == 0) return got.open;
+  in_place ? reader_.took(got.bytes) : reader_.feed({target.data(), got.bytes});
   return true;
 }
 
@@ -164,7 +187,7 @@ std::optional<Frame> Connection::next() {
 Frame Connection::receive(Clock::time_point deadline) {
   while (true) {
     if (auto frame = next()) return std::move(*frame);
-    if (!wait_for(fd(), POLLIN, deadline)) {
+    if (!wait_for(fd(), channel_->read_events(), deadline)) {
       throw CommError("[controller.wire] {} sent nothing within its time; it is stopped, or busy elsewhere",
                       peer_);
     }
@@ -190,13 +213,12 @@ void Connection::send(uint16_t type, std::string_view body) {
 void Connection::pump() {
   while (!queue_.empty() && !broken_) {
     const std::string_view rest = std::string_view(queue_.front()).substr(written_);
-    const ssize_t count = ::send(socket_.get(), rest.data(), rest.size(), MSG_NOSIGNAL);
-    if (count < 0 && errno == EINTR) continue;
-    if (count < 0 && errno == EAGAIN) return;
-    broken_ = count < 0;
+    const Channel::Moved moved = channel_->write(rest);
+    broken_ = !moved.open;
     if (broken_) break;
-    queued_ -= static_cast<size_t>(count);
-    written_ += static_cast<size_t>(count);
+    if (moved.bytes == 0) return;
+    queued_ -= moved.bytes;
+    written_ += moved.bytes;
     if (written_ < queue_.front().size()) continue;
     queue_.pop_front();
     written_ = 0;
@@ -208,7 +230,7 @@ void Connection::pump() {
 
 void Connection::flush(Clock::time_point deadline, size_t most_left) {
   for (pump(); queued_ > most_left; pump()) {
-    if (!wait_for(fd(), POLLOUT, deadline)) {
+    if (!wait_for(fd(), channel_->write_events(), deadline)) {
       throw CommError(
           "[controller.wire] {} did not read {} within their time; it is stopped, or busy elsewhere", peer_,
           format_bytes(static_cast<double>(queued_)));

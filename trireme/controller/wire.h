@@ -8,6 +8,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <functional>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -15,6 +17,7 @@
 #include <utility>
 
 #include "trireme/base/descriptor.h"
+#include "trireme/controller/channel.h"
 
 namespace trireme::controller {
 
@@ -67,14 +70,17 @@ class FrameReader {
   uint64_t sequence_ = 0;  ///< of the frame under way
 };
 
-/// A connected socket with queues in both directions. It never blocks but where a deadline is given. One
-/// thread may read while another one writes.
+/// A connected socket with queues in both directions, whose bytes a channel carries. It never blocks but
+/// where a deadline is given. One thread may read while another one writes.
 class Connection {
  public:
   using Clock = std::chrono::steady_clock;
 
+  /// Makes the channel of a socket, which outlives it.
+  using MakeChannel = std::function<std::unique_ptr<Channel>(int fd)>;
+
   /// `peer`: for messages, such as "the dispatcher at unix:/run/x". The socket is made non-blocking.
-  Connection(Descriptor socket, std::string peer);
+  Connection(Descriptor socket, std::string peer, const MakeChannel& channel = plain_channel);
 
   int fd() const { return socket_.get(); }
   const std::string& peer() const { return peer_; }
@@ -82,7 +88,14 @@ class Connection {
   void set_most_body(size_t bytes) { reader_.set_most_body(bytes); }
   void set_most_queued(size_t bytes) { most_queued_ = bytes; }
 
-  /// Reads once what is there now. False: the peer has closed the connection or broken it.
+  /// Waits until the peer has proved who it is, where the channel wants that. Throws CommError that names the
+  /// peer when it does not, is gone, or `deadline` passes.
+  void establish(Clock::time_point deadline);
+  /// Events of poll(2) after which pump() and read_some() have something to do.
+  short events() const;
+
+  /// Reads once what is there now. False: the peer has closed the connection or broken it. Throws CommError
+  /// that names the peer when it did not prove who it is.
   bool read_some();
   /// The next frame of those that were read. Throws CommError that names the peer.
   std::optional<Frame> next();
@@ -106,6 +119,7 @@ class Connection {
 
  private:
   Descriptor socket_;
+  std::unique_ptr<Channel> channel_;
   std::string peer_;
   FrameReader reader_;
   size_t most_queued_ = kMostQueuedBytes, queued_ = 0;

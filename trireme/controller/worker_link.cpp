@@ -31,19 +31,18 @@ plan::WorldSpec world_of(const World& world, int64_t listen_fd) {
 }  // namespace
 
 WorkerLink::WorkerLink(WorkerSettings settings, const Environment& environment)
-    : settings_(std::move(settings)),
-      meeting_(launch::listen_on_loopback()),
-      data_(environment, settings_.build, settings_.most_bulk) {
+    : settings_(std::move(settings)) {
   const auto deadline = after_seconds(settings_.timeout_s);
   Connection connection = connect_to(settings_.address, environment, "the server", deadline);
+  const std::string host = listen(connection, environment);
   Hello hello{
       .role = Role::kWorker, .version = settings_.version, .build = settings_.build, .pid = ::getpid()};
   hello.host = this_host();
-  hello.data_address = data_.address().text();
+  hello.data_address = data_->address().text();
   hello.devices = settings_.devices.substr(0, kMostName);
   hello.cores = settings_.cores;
   hello.wanted_number = settings_.wanted_number;
-  hello.rendezvous_address = "127.0.0.1";
+  hello.rendezvous_address = host;
   hello.rendezvous_port = meeting_.port;
   send(connection, hello);
   message_of<Welcome>(next_of_greeting(connection, deadline));
@@ -52,6 +51,16 @@ WorkerLink::WorkerLink(WorkerSettings settings, const Environment& environment)
   line_ = std::make_unique<Line>(
       std::move(connection), settings_.silence_s, [this](const Frame& frame) { take(frame); },
       [this](const std::string& why) { fail(why); });
+}
+
+/// Other hosts reach this one by the address by which it reaches the server.
+std::string WorkerLink::listen(const Connection& connection, const Environment& environment) {
+  const bool is_beyond = settings_.address.is_beyond();
+  const std::string host = is_beyond ? own_host(connection) : kThisHost;
+  meeting_ = is_beyond ? launch::listen_at(host) : launch::listen_on_loopback();
+  data_ = is_beyond ? std::make_unique<DataListener>(host, settings_.build, settings_.most_bulk)
+                    : std::make_unique<DataListener>(environment, settings_.build, settings_.most_bulk);
+  return host;
 }
 
 WorkerLink::~WorkerLink() {
@@ -126,7 +135,7 @@ void WorkerLink::begin_or_end(const WorkItem& item) {
     session_ = begin->session;
     executed_ = told_ = 0;
   }
-  if (const auto* const end = std::get_if<SessionEnd>(&item)) data_.forget(end->session);
+  if (const auto* const end = std::get_if<SessionEnd>(&item)) data_->forget(end->session);
 }
 
 void WorkerLink::progress(uint64_t executed, bool at_once) {
@@ -156,11 +165,11 @@ void WorkerLink::failed(int64_t code, const std::string& text) {
 }
 
 std::string WorkerLink::take_bulk(uint64_t id, double timeout_s) {
-  return data_.take(session_, id, timeout_s);
+  return data_->take(session_, id, timeout_s);
 }
 
 void WorkerLink::offer_bulk(uint64_t id, std::string bytes) {
-  data_.offer(session_, id, std::move(bytes));
+  data_->offer(session_, id, std::move(bytes));
 }
 
 }  // namespace trireme::controller

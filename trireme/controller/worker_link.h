@@ -67,6 +67,7 @@ class WorkerLink {
   void offer_bulk(uint64_t id, std::string bytes);
 
  private:
+  std::string listen(const Connection& connection, const Environment& environment);
   void take(const Frame& frame);
   void queue(WorkItem item, size_t bytes);
   void fail(const std::string& why);
@@ -75,7 +76,7 @@ class WorkerLink {
 
   WorkerSettings settings_;
   launch::ListenSocket meeting_;
-  DataListener data_;
+  std::unique_ptr<DataListener> data_;
   plan::WorldSpec world_;
   std::mutex mutex_;
   std::condition_variable changed_;
