@@ -95,6 +95,10 @@ Outcome FrontProcess::run(const Words& args) const {
   return start(args).wait(kPatience_s);
 }
 
+std::string FrontProcess::said() const {
+  return fs::exists(folder_.file(kOut)) ? read_file(folder_.file(kOut)) : "";  // it has not begun
+}
+
 void FrontProcess::use_real_worker(const std::string& path) {
   fs::create_symlink(path, folder_.file("bin/trireme-worker"));
 }

@@ -53,6 +53,8 @@ class FrontProcess {
   };
   /// One at a time.
   Running start(const Words& args) const;
+  /// What the last command has printed until now.
+  std::string said() const;
 
   /// The worker of this build stands beside the front command.
   void use_real_worker(const std::string& path);

@@ -101,8 +101,68 @@ TEST(Serve, BadWordsAreUsageErrors) {
                        {"serve", "-n", "2", "-p", "70000"},
                        {"serve", "-n", "2", "--timeout", "-1"},
                        {"serve", "-n", "2", "-p", "1", "--socket", "/tmp/x"},
+                       {"serve", "-n", "2", "--host", "127.0.0.2"},
+                       {"serve", "-n", "2", "--host", "0.0.0.0", "--token", "token"},
+                       {"serve", "-n", "2", "--token", "token"},
+                       {"serve", "-n", "2", "--host", "127.0.0.2", "--socket", "/tmp/x"},
+                       {"serve", "-n", "2", "--host", "127.0.0.2", "--cert", "cert.pem"},
+                       {"worker", "--host", "127.0.0.2"},
+                       {"ps", "--host", "127.0.0.2"},
                        {"ps", "-p", "x"}};
   for (const Words& words : bad) EXPECT_EQ(here.front.run(words).code, 2) << words.back();
+}
+
+/// "serving 1 worker at tcp:127.0.0.2:40001" ends in the port.
+std::string port_served(const FrontProcess& front) {
+  for (int i = 0; i < 400; ++i) {
+    const std::string said = front.said();
+    if (said.ends_with('\n')) return said.substr(said.rfind(':') + 1, said.size() - said.rfind(':') - 2);
+    std::this_thread::sleep_for(std::chrono::milliseconds(25));
+  }
+  return "none";
+}
+
+/// The server makes the token; who does not know it learns nothing.
+TEST(Serve, BeyondThisHostByATokenAlone) {
+  if (!controller::has_tls()) GTEST_SKIP() << "this build has no OpenSSL";
+  const ServedFront here;
+  const std::string token = here.front.file("token");
+  auto server = here.front.start({"serve", "-n", "1", "--host", "127.0.0.2", "-p", "0", "--token", token});
+  const Words there = {"--host", "127.0.0.2", "-p", port_served(here.front)};
+  EXPECT_EQ(std::filesystem::status(token).permissions(), std::filesystem::perms(0600));
+  const Outcome seen = here.watcher.run(Words{"ps", "--token", token} + there);
+  EXPECT_EQ(seen.code, 0) << seen.err;
+  EXPECT_TRUE(contains(seen.out, "waits for 1 of 1 workers")) << seen.out;
+  const Outcome bare = here.watcher.run(Words{"ps"} + there);
+  EXPECT_EQ(bare.code, 2);
+  EXPECT_TRUE(contains(bare.err, "--token FILE")) << bare.err;
+  const std::string other = here.front.file("other");
+  controller::make_token_file(other);
+  const Outcome wrong = here.watcher.run(Words{"ps", "--token", other} + there);
+  EXPECT_EQ(wrong.code, 5);
+  EXPECT_TRUE(contains(wrong.err, "different tokens")) << wrong.err;
+  std::filesystem::permissions(other, std::filesystem::perms(0644));
+  EXPECT_EQ(here.watcher.run(Words{"ps", "--token", other} + there).code, 3);
+  EXPECT_EQ(here.watcher.run(Words{"ps", "-p", there.back()}).code, 5) << "it does not listen at 127.0.0.1";
+  server.signal(SIGTERM);
+  const Outcome ended = server.wait(20);
+  EXPECT_EQ(ended.code, 0) << ended.err;
+  EXPECT_TRUE(contains(ended.err, "made the token " + token)) << ended.err;
+  EXPECT_TRUE(contains(ended.err, "refused a new connection from 127.0.0.1")) << ended.err;
+}
+
+TEST(Serve, BeyondThisHostNeedsAnAddressOfItsOwnAndFilesThatFit) {
+  if (!controller::has_tls()) GTEST_SKIP() << "this build has no OpenSSL";
+  const ServedFront here;
+  const std::pair<Words, const char*> bad[] = {
+      {{"--host", "192.0.2.77", "--token", "token"}, "is no address of this host"},
+      {{"--host", "127.0.0.2", "--cert", "c", "--key", "none", "--ca", "c"}, "private key"},
+      {{"--host", "nowhere.invalid", "--token", "token"}, "is not known here"}};
+  for (const auto& [words, part] : bad) {
+    const Outcome refused = here.front.run(Words{"serve", "-n", "2"} + words);
+    EXPECT_EQ(refused.code, 2) << refused.err;
+    EXPECT_TRUE(contains(refused.err, part)) << refused.err;
+  }
 }
 
 TEST(Ps, WithoutAServerSaysHowToStartOne) {

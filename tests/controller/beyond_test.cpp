@@ -82,6 +82,14 @@ TEST(Beyond, NothingListensWithoutATokenOrACertificate) {
               "there is no token /nowhere/token");
 }
 
+/// As a host's own name often is.
+TEST(Beyond, ANameThatIsLoopbackHereIsNoneToListenAt) {
+  const std::string said = error_from([] {
+    Server(1, false, [](DispatcherSettings& settings) { settings.address = address_of("LOCALHOST", 0); });
+  });
+  expect_said(said, "where other hosts cannot reach it");
+}
+
 TEST(Beyond, AnAddressOfAnotherHostIsNoneToListenAt) {
   const std::string said = error_from([] {
     Server(1, false, [](DispatcherSettings& settings) { settings.address = address_of("192.0.2.77", 0); });

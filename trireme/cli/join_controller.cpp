@@ -10,28 +10,19 @@ namespace trireme::cli {
 namespace {
 
 struct JoinOptions {
-  std::string host = "localhost";
   ServerAddress server;
   ControllerOptions controller;
 };
-
-/// Connections between hosts need TLS, which is not there.
-void check_host(const std::string& host) {
-  if (host == "localhost" || host == "127.0.0.1") return;
-  throw ConfigError(
-      "[cli.worker] --host is '{}', but workers join a server on their own host, since nothing listens "
-      "beyond it: "
-      "use localhost",
-      host);
-}
 
 int join(const JoinOptions& options, const Front& front) {
   Request request;
   request.verb = "controller";
   request.command = front.command;
   request.controller = options.controller;
-  check_host(options.host);
-  request.controller.address = options.server.address().text();
+  const controller::Address address = options.server.address();
+  if (address.is_beyond())
+    controller::tls_of(front.environment, address.text());  // said before torch is loaded
+  request.controller.address = address.text();
   if (request.controller.timeout_s <= 0)
     throw ConfigError("[cli.worker] --timeout is {}, but must be above 0 s", request.controller.timeout_s);
   exec_worker(front.environment, request);
@@ -42,8 +33,6 @@ int join(const JoinOptions& options, const Front& front) {
 void add_worker(CLI::App& app, Front& front) {
   auto options = std::make_shared<JoinOptions>();
   CLI::App* verb = app.add_subcommand("worker", "Work for a controller that 'trireme serve' has started");
-  verb->add_option("--host", options->host, with_default("Host of the server; only this one", "localhost"))
-      ->option_text("HOST");
   add_server_address(*verb, options->server);
   verb->add_option("--number", options->controller.number, "Number of this worker (default: the next one)")
       ->option_text("N");
@@ -58,8 +47,14 @@ void add_worker(CLI::App& app, Front& front) {
       "GPU.\n"
       "A worker ends with its server.\n"
       "Example:\n"
-      "  CUDA_VISIBLE_DEVICES=0 trireme worker -p 12345");
-  verb->callback([options, &front] { front.action = [options, &front] { return join(*options, front); }; });
+      "  CUDA_VISIBLE_DEVICES=0 trireme worker -p 12345\n"
+      "  trireme worker --host 10.0.0.7 -p 12345 --token token.hex");
+  verb->callback([options, &front] {
+    front.action = [options, &front] {
+      options->server.files.put_into(front.environment);
+      return join(*options, front);
+    };
+  });
 }
 
 }  // namespace trireme::cli

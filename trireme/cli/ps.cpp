@@ -65,8 +65,12 @@ void add_ps(CLI::App& app, Front& front) {
   add_server_address(*verb, options->server);
   verb->add_flag("--json", options->json, "Print one JSON document");
   verb->footer("Exit code 5 if there is no server.");
-  verb->callback(
-      [options, &front] { front.action = [options, &front] { return ps(*options, front.environment); }; });
+  verb->callback([options, &front] {
+    front.action = [options, &front] {
+      options->server.files.put_into(front.environment);
+      return ps(*options, front.environment);
+    };
+  });
 }
 
 }  // namespace trireme::cli

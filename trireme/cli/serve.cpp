@@ -1,6 +1,7 @@
 // trireme serve: the server of a controller, for workers and the programs that drive them.
 #include <CLI/CLI.hpp>
 #include <cstdio>
+#include <filesystem>
 #include <memory>
 
 #include "trireme/base/build_info.h"
@@ -30,6 +31,15 @@ controller::DispatcherSettings settings_of(const ServeOptions& options) {
   settings.timeout_s = options.timeout_s;
   if (!options.quiet) settings.say = [](const std::string& line) { log_info("{}", line); };
   return settings;
+}
+
+/// The first server that names a token makes it.
+void make_missing_token(const ServeOptions& options, const Environment& environment) {
+  const auto token = environment.get(controller::kTokenVariable);
+  std::error_code ignored;
+  if (!token || !options.server.address().is_beyond() || std::filesystem::exists(*token, ignored)) return;
+  controller::make_token_file(*token);
+  log_info("made the token {}; copy it to the hosts of workers and programs, with mode 0600", *token);
 }
 
 void say_address(const ServeOptions& options, const controller::Dispatcher& dispatcher) {
@@ -79,6 +89,7 @@ int serve(const ServeOptions& options, const Front& front) {
     throw UsageError(fmt::format("[cli.serve] --timeout {:g}", options.timeout_s),
                      "give the seconds that workers may take to come");
   }
+  make_missing_token(options, front.environment);
   if (options.starts_workers) return serve_with_workers(options, front);
   launch::SignalTrap signals;  // any of them is the request to end
   controller::DispatcherSettings settings = settings_of(options);
@@ -112,9 +123,17 @@ void add_serve(CLI::App& app, Front& front) {
       ->option_text("DEVICE");
   verb->add_flag("-q,--quiet", options->quiet, "Do not say who comes and goes");
   verb->footer(
-      "Ctrl-C ends the server and its workers. Processes of this user on this host can connect, no others.\n"
-      "Exit code 5 if workers did not come in time.");
-  verb->callback([options, &front] { front.action = [options, &front] { return serve(*options, front); }; });
+      "Ctrl-C ends the server and its workers. Processes of this user on this host can connect, no others;\n"
+      "with --host those that have the token, which is made where there is none yet, or a certificate.\n"
+      "Exit code 5 if workers did not come in time.\n"
+      "Example:\n"
+      "  trireme serve -n 8 --host 10.0.0.7 --token token.hex");
+  verb->callback([options, &front] {
+    front.action = [options, &front] {
+      options->server.files.put_into(front.environment);
+      return serve(*options, front);
+    };
+  });
 }
 
 }  // namespace trireme::cli

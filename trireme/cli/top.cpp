@@ -75,8 +75,12 @@ void add_top(CLI::App& app, Front& front) {
       "Exit code 5 if there is no server, or once it has gone.\n"
       "Example:\n"
       "  trireme top -p 12345");
-  verb->callback(
-      [options, &front] { front.action = [options, &front] { return top(*options, front.environment); }; });
+  verb->callback([options, &front] {
+    front.action = [options, &front] {
+      options->server.files.put_into(front.environment);
+      return top(*options, front.environment);
+    };
+  });
 }
 
 }  // namespace trireme::cli

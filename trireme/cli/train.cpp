@@ -250,8 +250,8 @@ void add_train(CLI::App& app, Front& front) {
   verb->add_flag("--quiet,-q", options->job.quiet, "Print no start-up information and no progress bar");
   CLI::Option* const controller =
       verb->add_flag("--controller", options->job.controller,
-                     "Drive workers step by step from this process: its own, or with -p or --socket those of "
-                     "'trireme serve'; weights are those without it");
+                     "Drive workers step by step from this process: its own, or with -p, --socket or --host "
+                     "those of 'trireme serve'; weights are those without it");
   const std::vector<CLI::Option*> server = add_server_address(*verb, options->server);
   for (CLI::Option* const option : server) option->needs(controller);
   CLI::Option* const dry_run =
@@ -282,6 +282,7 @@ void add_train(CLI::App& app, Front& front) {
     front.action = [options, resume, deepspeed, server, &front] {
       const auto is_given = [](const CLI::Option* option) { return option->count() > 0; };
       if (std::ranges::any_of(server, is_given)) options->job.server = options->server.address();
+      options->server.files.put_into(front.environment);
       check_resume_word(options->job, resume->count() > 0);
       options->job.deepspeed =
           deepspeed_file(options->deepspeed, deepspeed->count() > 0, options->job.config);

@@ -351,8 +351,24 @@ void Listener::listen_at_path() {
       address_.text(), errno_text(error));
 }
 
+namespace {
+
+/// Debian maps a host's own name to 127.0.1.1, where no other host reaches it.
+void check_reachable(const Address& address, const SocketName& name) {
+  const std::string host = name.host();
+  const bool is_loopback = host.starts_with("127.") || host == "::1";
+  if (!address.is_beyond() || !is_loopback || host == address.host) return;
+  throw ConfigError(
+      "[controller.listen] the host '{}' is {} here, where other hosts cannot reach it; give the address by "
+      "which they do, as 'ip address' shows it",
+      address.host, host);
+}
+
+}  // namespace
+
 void Listener::listen_at_port() {
   const SocketName name = names_of(address_).front();
+  check_reachable(address_, name);
   socket_ = stream_socket(name.family());
   const int on = 1;
   ::setsockopt(socket_.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);

@@ -5,6 +5,8 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <filesystem>
+#include <utility>
 
 #include "trireme/base/error.h"
 #include "trireme/base/file.h"
@@ -12,6 +14,19 @@
 #include "trireme/controller/hmac.h"
 
 namespace trireme::controller {
+
+void CredentialFiles::put_into(Environment& environment) const {
+  if (!any()) return;
+  const std::pair<const char*, const std::string&> files[] = {{kTokenVariable, token},
+                                                              {kCertificateVariable, certificate},
+                                                              {kKeyVariable, key},
+                                                              {kAuthorityVariable, authority}};
+  for (const auto& [variable, file] : files) {
+    environment.unset(variable);
+    // Workers may have working directories of their own.
+    if (!file.empty()) environment.set(variable, std::filesystem::absolute(file).lexically_normal().string());
+  }
+}
 
 std::string read_token_file(const std::string& path, const std::string& missing) {
   struct stat status {};

@@ -15,6 +15,15 @@ inline constexpr const char* kCertificateVariable = "TRIREME_CERT_FILE";
 inline constexpr const char* kKeyVariable = "TRIREME_KEY_FILE";
 inline constexpr const char* kAuthorityVariable = "TRIREME_CA_FILE";
 
+/// Files that an option names, each under its variable; empty: no option does.
+struct CredentialFiles {
+  std::string token = {}, certificate = {}, key = {}, authority = {};
+
+  bool any() const { return !token.empty() || !certificate.empty() || !key.empty() || !authority.empty(); }
+  /// Names them in `environment`, by their absolute paths and instead of all that it names, if there are any.
+  void put_into(Environment& environment) const;
+};
+
 inline constexpr size_t kTokenBytes = 32;
 
 /// The token in the file `path`: 32 bytes, written as 64 hex digits. Throws EnvironmentError when the file is

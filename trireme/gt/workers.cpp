@@ -12,7 +12,9 @@ namespace gt {
 using trireme::ConfigError;
 using trireme::Environment;
 using trireme::controller::Address;
+using trireme::controller::address_of;
 using trireme::controller::ClientSettings;
+using trireme::controller::CredentialFiles;
 using trireme::controller::ProgramRunner;
 using trireme::controller::RemoteProgram;
 
@@ -30,6 +32,17 @@ bool is_on(const Environment& environment, const std::string& name) {
   if (value == "1" || value == "true" || value == "on") return true;
   if (value == "0" || value == "false" || value == "off") return false;
   throw ConfigError("[gt] TRIREME_{} is '{}'; use 1 or 0", name, value);
+}
+
+/// The variables of this process, and what the options name in their place.
+Environment environment_of(const Options& options) {
+  Environment environment = Environment::process();
+  const CredentialFiles files{.token = options.token,
+                              .certificate = options.certificate,
+                              .key = options.key,
+                              .authority = options.authority};
+  files.put_into(environment);
+  return environment;
 }
 
 std::shared_ptr<ProgramRunner> join(Address address, const Options& options, const Environment& environment) {
@@ -52,6 +65,7 @@ Options Options::completed(const Environment& environment) const {
   complete(options.instruction_log, either(environment, "INSTRUCTION_LOG"));
   complete(options.program_file, environment.get("TRIREME_PROGRAM_FILE"));
   complete(options.command, environment.get("TRIREME_COMMAND"));
+  complete(options.host, environment.get("TRIREME_HOST"));
   options.auto_shard = auto_shard || is_on(environment, "AUTO_SHARD");
   options.verbose = verbose || is_on(environment, "VERBOSE") || is_on(environment, "DEBUG_DISPATCHER");
   if (device != "auto") return options;
@@ -81,7 +95,8 @@ void Workers::flush() {
 
 Workers connect(int64_t port, const Options& given) {
   const Options options = given.completed();
-  return {join({.path = {}, .port = port}, options, Environment::process()), options};
+  const Address address = address_of(options.host.empty() ? "localhost" : options.host, port);
+  return {join(address, options, environment_of(options)), options};
 }
 
 Workers connect(const std::string& socket, const Options& given) {

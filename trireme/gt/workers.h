@@ -14,8 +14,10 @@ namespace gt {
 /// TRIREME_CONFIG (or GT_CONFIG) names a file of signals, TRIREME_BACKEND (GT_BACKEND) the device, where
 /// "numpy" is the CPU, TRIREME_AUTO_SHARD (GT_AUTO_SHARD) splits what no scope places,
 /// TRIREME_INSTRUCTION_LOG (GT_INSTRUCTION_LOG) names a file for a line an instruction, TRIREME_PROGRAM_FILE
-/// one for the program as 'trireme replay' runs it, and TRIREME_VERBOSE (GT_VERBOSE) or
-/// TRIREME_DEBUG_DISPATCHER (GT_DEBUG_DISPATCHER) shows what the server says.
+/// one for the program as 'trireme replay' runs it, TRIREME_VERBOSE (GT_VERBOSE) or
+/// TRIREME_DEBUG_DISPATCHER (GT_DEBUG_DISPATCHER) shows what the server says, TRIREME_HOST is the server's
+/// host, and TRIREME_TOKEN_FILE, or TRIREME_CERT_FILE, TRIREME_KEY_FILE and TRIREME_CA_FILE, name what other
+/// hosts want to see.
 struct Options {
   std::string signals = {};          ///< a file of signals (docs/guide/signals.md); empty: scopes need none
   std::string device = "auto";       ///< cpu, cuda, or auto: GPUs where there are some
@@ -26,6 +28,11 @@ struct Options {
   bool verbose = false;
   double timeout_s = 300.0;  ///< of each wait
   std::string command = {};  ///< the trireme program; empty: TRIREME_COMMAND, beside this program, or in PATH
+  std::string host = {};     ///< of the server that connect() joins by its port; empty: this one
+  /// File of the token that a server on another host wants; empty: none, or a certificate.
+  std::string token = {};
+  /// PEM files: this program's certificate, its private key, and the authority that it trusts.
+  std::string certificate = {}, key = {}, authority = {};
 
   /// With what variables say where these options say nothing; gpu_workers() and connect() do so themselves.
   /// Throws trireme::ConfigError for values that mean nothing.
@@ -62,7 +69,8 @@ class [[nodiscard]] Workers {
 /// not come.
 Workers gpu_workers(int64_t count, const Options& options = {});
 /// Joins a server that 'trireme serve' has started, at its port or its Unix socket. Workers stay for the next
-/// client.
+/// client. A server beyond this host (Options::host) is joined by TLS alone; throws trireme::ConfigError
+/// without a token or a certificate.
 Workers connect(int64_t port, const Options& options = {});
 Workers connect(const std::string& socket, const Options& options = {});
 
