@@ -17,7 +17,7 @@ namespace trireme::controller {
 namespace {
 
 constexpr double kVisitorLooksEvery_s = 0.2, kDataGreeting_s = 10.0, kPiece_s = 60.0;
-constexpr size_t kMostVisitors = 32, kMostUnknownVisitors = 16;
+constexpr int64_t kMostVisitors = 32, kMostUnknownVisitors = 16;
 
 Address data_socket(const Environment& environment) {
   const std::string word = random_bytes(6);
@@ -60,8 +60,7 @@ void DataListener::accept_all() {
     }
     collect_visitors();
     std::optional<Connection> connection = somebody ? listener_.accept("a client") : std::nullopt;
-    if (connection) make_room();
-    if (!connection || visitors_.size() >= kMostVisitors) continue;
+    if (!connection || !make_room()) continue;
     Visitor& visitor = visitors_.emplace_back(std::move(*connection));
     visitor.thread = std::thread([this, &visitor] { serve(visitor); });
   }
@@ -79,12 +78,18 @@ void DataListener::collect_visitors() {
   }
 }
 
-/// Those who connect and say nothing make room for the next one.
-void DataListener::make_room() {
+/// Those who connect and say nothing make room for the next one. Whoever was told to go is on the way out.
+/// Returns whether there is room.
+bool DataListener::make_room() {
   const std::lock_guard lock(mutex_);
-  const auto is_stranger = [](const Visitor& visitor) { return !visitor.known && !visitor.over; };
-  if (std::ranges::count_if(visitors_, is_stranger) >= static_cast<int64_t>(kMostUnknownVisitors))
-    std::ranges::find_if(visitors_, is_stranger)->connection.shut_down();
+  const auto stays = [](const Visitor& visitor) { return !visitor.leaves && !visitor.over; };
+  const auto is_stranger = [&](const Visitor& visitor) { return !visitor.known && stays(visitor); };
+  if (std::ranges::count_if(visitors_, is_stranger) >= kMostUnknownVisitors) {
+    Visitor& oldest = *std::ranges::find_if(visitors_, is_stranger);
+    oldest.leaves = true;
+    oldest.connection.shut_down();
+  }
+  return std::ranges::count_if(visitors_, stays) < kMostVisitors;
 }
 
 void DataListener::serve(Visitor& visitor) {

@@ -42,12 +42,12 @@ class DataListener {
     explicit Visitor(Connection made) : connection(std::move(made)) {}
     Connection connection;
     std::thread thread;
-    bool known = false, over = false;
+    bool known = false, leaves = false, over = false;
   };
 
   void accept_all();
   void collect_visitors();
-  void make_room();
+  bool make_room();
   void serve(Visitor& visitor);
   uint64_t greet(Connection& connection);
   void store_piece(Connection& connection, Key key, const Frame& frame, std::string& partial);
