@@ -3,7 +3,6 @@
 #include <c10/cuda/CUDAStream.h>
 #include <cuda_runtime_api.h>
 #include <nccl.h>
-#include <nvtx3/nvToolsExt.h>
 
 #include "trireme/base/error.h"
 #include "trireme/kernels/cuda_kernels.h"
@@ -73,14 +72,6 @@ void* current_stream() {
 
 std::string gpu_error_text(int error) {
   return cudaGetErrorString(static_cast<cudaError_t>(error));
-}
-
-void push_range(const char* name) {
-  nvtxRangePushA(name);
-}
-
-void pop_range() {
-  nvtxRangePop();
 }
 
 MemoryPeak gpu_memory_peak() {

@@ -20,8 +20,6 @@ int pin(void*, int64_t) {
   return 0;
 }
 void unpin(void*) {}
-void push_range(const char*) {}
-void pop_range() {}
 void* current_stream() {
   return nullptr;
 }

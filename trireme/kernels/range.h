@@ -6,7 +6,8 @@
 
 namespace trireme::kernels {
 
-/// NVTX only; nothing in a build without CUDA.
+/// NVTX only, which a profiler listens to, on machines without a GPU as well; nothing in a build without its
+/// header, which CUDA's toolkit and PyTorch's packages for GPUs bring.
 void push_range(const char* name);
 void pop_range();
 
