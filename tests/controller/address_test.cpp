@@ -109,7 +109,7 @@ TEST(Address, AUnixSocketIsTakenOverFromTheDeadAndNotFromTheLiving) {
 TEST(Address, SocketsOfKilledProgramsAreRemovedByTheNextOne) {
   const Place place;
   const auto path = [&](const std::string& name) { return place.folder.file("own/" + name); };
-  const std::vector<std::string> made = {"session-77-1", "train-78"},
+  const std::vector<std::string> made = {"session-77-1", "train-78", "data-81-0a1b"},
                                  kept = {"session-79-1~", "session-x", "mine", "train-"};
   const Listener living(Address{.path = path("session-1-1")}, place.environment);
   for (const auto* names : {&made, &kept}) {

@@ -206,7 +206,7 @@ Descriptor connected(const Address& address, const std::string& peer,
 /// Whether a file has the name of a socket that a program made for itself: its kind, and the number of its
 /// process.
 bool is_of_a_process(const std::string& name) {
-  for (const std::string_view kind : {"session-", "train-"}) {
+  for (const std::string_view kind : {"session-", "train-", "data-"}) {
     const size_t digit = kind.size();
     if (name.starts_with(kind) && digit < name.size() && '0' <= name[digit] && name[digit] <= '9')
       return !name.ends_with('~');  // one that is about to listen
