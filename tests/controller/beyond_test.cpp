@@ -52,18 +52,36 @@ TEST(Beyond, ASessionByToken) {
   EXPECT_EQ(server.end(), "");
 }
 
+void use(Environment& environment, const CertificateFiles& files) {
+  const CredentialFiles named{
+      .certificate = files.certificate, .key = files.key, .authority = files.authority};
+  named.put_into(environment);
+}
+
 TEST(Beyond, ASessionByCertificate) {
   const TemporaryFolder folder;
   Authority authority(folder.path(), "ours");
   const CertificateFiles files = authority.issue(kElsewhere);
-  Server server(2, false, go_beyond, [&](Environment& environment) {
-    environment.unset(kTokenVariable);
-    environment.set(kCertificateVariable, files.certificate);
-    environment.set(kKeyVariable, files.key);
-    environment.set(kAuthorityVariable, files.authority);
-  });
+  Server server(2, false, go_beyond, [&](Environment& environment) { use(environment, files); });
   expect_a_session(server);
   EXPECT_EQ(server.end(), "");
+}
+
+/// The server learns it when the client has sent its first message already, and does not close before the
+/// client has read why, which could be lost with the connection.
+TEST(Beyond, ACertificateOfAnotherAuthorityIsToldSo) {
+  const TemporaryFolder folder;
+  Authority ours(folder.path(), "ours"), theirs(folder.path(), "theirs");
+  const CertificateFiles files = ours.issue(kElsewhere);
+  const Server server(1, false, go_beyond, [&](Environment& environment) { use(environment, files); });
+  CertificateFiles strange = theirs.issue("laptop");
+  strange.authority = files.authority;
+  Environment environment;
+  use(environment, strange);
+  for (int i = 0; i < 20; ++i) {
+    const std::string said = error_from([&] { ask_status(server.dispatcher->address(), environment, 10); });
+    expect_said(said, "the peer refuses this side's certificate");
+  }
 }
 
 TEST(Beyond, NothingListensWithoutATokenOrACertificate) {
@@ -155,7 +173,8 @@ TEST(Beyond, AReaderThatIsTooSlowIsGivenUp) {
 }
 
 TEST(Beyond, DataOfAWorkerIsForThoseWhoKnowItsSecret) {
-  const DataListener worker(kElsewhere, build_id(), 1 << 20);
+  const DataListener worker(kElsewhere, build_id(), 1 << 20), other(kElsewhere, build_id(), 1 << 20);
+  EXPECT_NE(worker.address().secret, other.address().secret);
   WorkerInfo info{
       .number = 3, .pid = 7, .host = "node3", .data_address = worker.address().text(), .devices = {}};
   DataConnection(info, 1, {}, build_id(), 10).put(1, "bytes");

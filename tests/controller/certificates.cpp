@@ -125,8 +125,10 @@ std::string refusal_of_old_tls(int fd) {
 
 std::string refusal_with_certificate(int fd, const CertificateFiles& files) {
   const Owned<SSL_CTX> context(::SSL_CTX_new(::TLS_client_method()));
-  ::SSL_CTX_use_certificate_chain_file(context.get(), files.certificate.c_str());
-  ::SSL_CTX_use_PrivateKey_file(context.get(), files.key.c_str(), SSL_FILETYPE_PEM);
+  if (!files.certificate.empty()) {
+    ::SSL_CTX_use_certificate_chain_file(context.get(), files.certificate.c_str());
+    ::SSL_CTX_use_PrivateKey_file(context.get(), files.key.c_str(), SSL_FILETYPE_PEM);
+  }
   return refusal_of(context.get(), fd);
 }
 

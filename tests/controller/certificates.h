@@ -27,7 +27,7 @@ class Authority {
 /// What the TLS 1.2 of OpenSSL says when it connects to `fd`; empty: it gets in.
 std::string refusal_of_old_tls(int fd);
 
-/// The same of its TLS 1.3 with a certificate, whatever its date.
+/// The same of its TLS 1.3 with a certificate, whatever its date; without files with none.
 std::string refusal_with_certificate(int fd, const CertificateFiles& files);
 
 }  // namespace trireme::controller::test

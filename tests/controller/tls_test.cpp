@@ -316,8 +316,20 @@ TEST_F(Certificates, ThatExpireWhileTheProcessRunsAreRefused) {
   std::string said;
   std::thread expired([&] { said = test::refusal_with_certificate(pair.connects.get(), files); });
   expect_part(tls_refusal([&] { server.establish(after_seconds(10)); }), "certificate has expired");
-  pair.connects.close();
+  server.shut_down();
   expired.join();
+  expect_part(said, "certificate expired");
+}
+
+TEST_F(Certificates, ArePartOfEveryConnection) {
+  Pair pair;
+  Connection server = pair.listening(tls_by_certificates(ours.issue("node7")));
+  std::string said;
+  std::thread bare([&] { said = test::refusal_with_certificate(pair.connects.get(), {}); });
+  expect_part(tls_refusal([&] { server.establish(after_seconds(10)); }), "showed no certificate");
+  server.shut_down();
+  bare.join();
+  expect_part(said, "certificate required");
 }
 
 TEST_F(Certificates, ForAnotherHostAreRefused) {
