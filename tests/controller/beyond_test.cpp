@@ -188,7 +188,7 @@ TEST(Beyond, DataOfAWorkerIsForThoseWhoKnowItsSecret) {
   expect_said(error_from([&] { DataConnection(info, 1, {}, build_id(), 10); }), "named no secret");
   // Sixteen who say nothing leave room for the next one.
   std::vector<Descriptor> silent;
-  for (int i = 0; i < 40; ++i) silent.push_back(stranger(worker.address().address.port));
+  for (int i = 0; i < 100; ++i) silent.push_back(stranger(worker.address().address.port));
   info.data_address = worker.address().text();
   DataConnection(info, 1, {}, build_id(), 10).put(2, "bytes");
 }

@@ -78,18 +78,17 @@ void DataListener::collect_visitors() {
   }
 }
 
-/// Those who connect and say nothing make room for the next one. Whoever was told to go is on the way out.
-/// Returns whether there is room.
+/// Those who connect and say nothing make room for the next one; whether there is any.
 bool DataListener::make_room() {
   const std::lock_guard lock(mutex_);
-  const auto stays = [](const Visitor& visitor) { return !visitor.leaves && !visitor.over; };
-  const auto is_stranger = [&](const Visitor& visitor) { return !visitor.known && stays(visitor); };
+  const auto is_there = [](const Visitor& visitor) { return !visitor.over && !visitor.leaves; };
+  const auto is_stranger = [&](const Visitor& visitor) { return !visitor.known && is_there(visitor); };
   if (std::ranges::count_if(visitors_, is_stranger) >= kMostUnknownVisitors) {
-    Visitor& oldest = *std::ranges::find_if(visitors_, is_stranger);
-    oldest.leaves = true;
-    oldest.connection.shut_down();
+    Visitor& first = *std::ranges::find_if(visitors_, is_stranger);
+    first.leaves = true;
+    first.connection.shut_down();
   }
-  return std::ranges::count_if(visitors_, stays) < kMostVisitors;
+  return std::ranges::count_if(visitors_, is_there) < kMostVisitors;
 }
 
 void DataListener::serve(Visitor& visitor) {

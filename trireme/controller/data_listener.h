@@ -42,7 +42,8 @@ class DataListener {
     explicit Visitor(Connection made) : connection(std::move(made)) {}
     Connection connection;
     std::thread thread;
-    bool known = false, leaves = false, over = false;
+    bool known = false, over = false;
+    bool leaves = false;  ///< has been told to, and its thread is about to end
   };
 
   void accept_all();
