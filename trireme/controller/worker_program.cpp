@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <new>
 #include <optional>
 #include <utility>
@@ -9,6 +10,7 @@
 
 #include "trireme/base/error.h"
 #include "trireme/base/heartbeat.h"
+#include "trireme/comm/process_id.h"
 #include "trireme/comm/world.h"
 #include "trireme/controller/recorded_steps.h"
 #include "trireme/controller/worker_values.h"
@@ -41,11 +43,26 @@ class LinkedValues : public tensor::Outside {
   double timeout_s_;
 };
 
+/// The world in which runs meet: each rank has the device of its worker, whatever the numbers of the workers
+/// are, and shares its host with the ranks that are there.
+plan::WorldSpec world_of_runs(const plan::WorldSpec& workers, comm::World& world) {
+  plan::WorldSpec spec = workers;
+  if (world.device().is_cuda()) spec.local_rank = world.device().index();
+  if (spec.master_addr == kThisHost) return spec;
+  const std::vector<std::string> hosts = world.gather_texts("hosts of workers", comm::host_identity());
+  spec.local_world_size = std::ranges::count(hosts, hosts[static_cast<size_t>(world.rank())]);
+  return spec;
+}
+
 /// Runs what the link gives.
 class Worker {
  public:
   Worker(WorkerLink& link, comm::World& world, RunHost& host)
-      : link_(link), world_(world), host_(host), values_(link, world.timeout_s()) {}
+      : link_(link),
+        world_(world),
+        host_(host),
+        runs_(world_of_runs(link.world(), world)),
+        values_(link, world.timeout_s()) {}
 
   void run() {
     while (!over_) {
@@ -69,7 +86,7 @@ class Worker {
   }
   void take(const RunAction& action) {
     in_words("", [&] {
-      const std::string answer = host_.act(action.text, link_.world());
+      const std::string answer = host_.act(action.text, runs_);
       if (link_.number() == 0) link_.answer(action.request, answer);
     });
     link_.progress(++executed_);
@@ -153,6 +170,7 @@ class Worker {
   WorkerLink& link_;
   comm::World& world_;
   RunHost& host_;
+  plan::WorldSpec runs_;
   LinkedValues values_;
   std::unique_ptr<tensor::NumberedTensors> tensors_;
   RecordedSteps steps_;
