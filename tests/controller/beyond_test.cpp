@@ -108,6 +108,13 @@ TEST(Beyond, ANameThatIsLoopbackHereIsNoneToListenAt) {
   expect_said(said, "where other hosts cannot reach it");
 }
 
+TEST(Beyond, AnotherWordForAllAddressesIsNoneToListenAt) {
+  for (const char* host : {"0.0", "0x0.0"}) {
+    const auto change = [&](DispatcherSettings& settings) { settings.address = address_of(host, 0); };
+    expect_said(error_from([&] { Server(1, false, change); }), "stands for every address");
+  }
+}
+
 TEST(Beyond, AnAddressOfAnotherHostIsNoneToListenAt) {
   const std::string said = error_from([] {
     Server(1, false, [](DispatcherSettings& settings) { settings.address = address_of("192.0.2.77", 0); });

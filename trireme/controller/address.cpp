@@ -169,16 +169,19 @@ bool is_same_user(int fd) {
   return ::getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size) == 0 && peer.uid == ::geteuid();
 }
 
-/// Connects to one of the names in its turn; the errno of the last, 0 where one has answered.
+/// Connects to one of the names in its turn, each of which has its share of the time; the errno of the last,
+/// 0 where one has answered.
 int connect_to_one(const std::vector<SocketName>& names, Descriptor& socket,
                    Connection::Clock::time_point deadline) {
   int error = 0;
+  auto left = std::ssize(names);
   for (const SocketName& name : names) {
+    const auto now = Connection::Clock::now(), until = now + (deadline - now) / left--;
     socket = stream_socket(name.family());
     error = try_connect(socket.get(), name);
     if (error == EINPROGRESS) {
       socklen_t size = sizeof error;
-      const bool ready = wait_for(socket.get(), POLLOUT, deadline);
+      const bool ready = wait_for(socket.get(), POLLOUT, until);
       if (!ready || ::getsockopt(socket.get(), SOL_SOCKET, SO_ERROR, &error, &size) != 0) error = ETIMEDOUT;
     }
     if (error == 0) break;
@@ -201,6 +204,25 @@ Descriptor connected(const Address& address, const std::string& peer,
         "[controller.connect] {} does not answer at {}: {}; start one with 'trireme serve -n WORKERS'", peer,
         address.text(), errno_text(error));
   }
+}
+
+[[noreturn]] void throw_all_addresses(std::string_view host) {
+  throw ConfigError(
+      "[controller.address] {} stands for every address of a host; give the one by which the other hosts "
+      "reach it",
+      host);
+}
+
+/// Debian maps a host's own name to 127.0.1.1, where no other host reaches it.
+void check_reachable(const Address& address, const SocketName& name) {
+  const std::string host = name.host();
+  if (host == "0.0.0.0" || host == "::") throw_all_addresses(address.host);
+  const bool is_loopback = host.starts_with("127.") || host == "::1";
+  if (!address.is_beyond() || !is_loopback || host == address.host) return;
+  throw ConfigError(
+      "[controller.listen] the host '{}' is {} here, where other hosts cannot reach it; give the address by "
+      "which they do, as 'ip address' shows it",
+      address.host, host);
 }
 
 /// Whether a file has the name of a socket that a program made for itself: its kind, and the number of its
@@ -258,12 +280,7 @@ Address address_of(std::string_view host, int64_t port) {
   if (host.empty() || host.size() > kMostHostName || host.find_first_not_of(kOfNames) != host.npos) {
     throw ConfigError("[controller.address] '{}' is no host; give the name or the address of one", host);
   }
-  if (host == "0.0.0.0" || host.find_first_not_of("0:") == host.npos) {
-    throw ConfigError(
-        "[controller.address] {} stands for every address of a host; give the one by which the other hosts "
-        "reach it",
-        host);
-  }
+  if (host == "0.0.0.0" || host.find_first_not_of("0:") == host.npos) throw_all_addresses(host);
   if (port < 0 || port > kMostPort) {
     throw ConfigError("[controller.address] '{}' is no port; write a number from 0 to {}", port, kMostPort);
   }
@@ -350,21 +367,6 @@ void Listener::listen_at_path() {
       "else choose another path",
       address_.text(), errno_text(error));
 }
-
-namespace {
-
-/// Debian maps a host's own name to 127.0.1.1, where no other host reaches it.
-void check_reachable(const Address& address, const SocketName& name) {
-  const std::string host = name.host();
-  const bool is_loopback = host.starts_with("127.") || host == "::1";
-  if (!address.is_beyond() || !is_loopback || host == address.host) return;
-  throw ConfigError(
-      "[controller.listen] the host '{}' is {} here, where other hosts cannot reach it; give the address by "
-      "which they do, as 'ip address' shows it",
-      address.host, host);
-}
-
-}  // namespace
 
 void Listener::listen_at_port() {
   const SocketName name = names_of(address_).front();

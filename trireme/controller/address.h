@@ -79,7 +79,7 @@ class Listener {
 
 /// Connects, and proves to know the token where the address is a port, as the other side does; beyond this
 /// host as tls_of() says. Throws CommError: nobody listens there, no answer before the deadline, a wrong
-/// token or certificate.
+/// token or certificate; ConfigError: the name of the host is not known here.
 Connection connect_to(const Address& address, const Environment& environment, const std::string& peer,
                       Connection::Clock::time_point deadline);
 /// Connects to an address that other hosts reach.
