@@ -163,6 +163,24 @@ TEST(Beyond, StrangersAreRefusedAndTheOthersGoOn) {
   EXPECT_EQ(wrong, 1);
 }
 
+TEST(Beyond, ThousandsOfStrangersNeitherFillTheLogNorEndTheSession) {
+  std::atomic<int> lines{0};
+  const Server server(2, false, [&](DispatcherSettings& settings) {
+    go_beyond(settings);
+    settings.say = [&](const std::string&) { ++lines; };
+  });
+  const Workers workers = recording_workers(server, 2);
+  const auto client = server.client();
+  const int64_t port = server.dispatcher->address().port;
+  for (uint64_t i = 0; i < 2000; ++i) {
+    const Descriptor socket = stranger(port, "GET / HTTP/1.1\r\n\r\n");
+    client->submit("x", 1);
+    if (i % 100 == 99) client->wait_executed(i + 1);
+  }
+  client->wait_executed(2000);
+  EXPECT_LT(lines, 40);
+}
+
 /// Its messages wait in TLS as they do without.
 TEST(Beyond, AReaderThatIsTooSlowIsGivenUp) {
   const Server server(1, false, [](DispatcherSettings& settings) {

@@ -32,6 +32,8 @@ constexpr double kTellEvery_s = 1e-3;
 constexpr uint64_t kTellAfter = 1000;  ///< instructions
 constexpr uint64_t kFewLeft = 8;       ///< instructions, whose end the client may wait for
 constexpr size_t kMostPeers = 1024, kMostStrangers = 64;
+constexpr double kCountRefusals_s = 60.0;
+constexpr int64_t kMostRefusals = 20;  ///< of strangers in that time that are said
 constexpr int64_t kLostPeer = static_cast<int64_t>(ExitCode::kCommunication);
 
 }  // namespace
@@ -292,7 +294,20 @@ void Dispatcher::reject(Peer& peer, const std::string& reason) {
     end_session();
     stop_ = stop_ || settings_.owned;
   }
-  say(fmt::format("refused {}: {}", peer.hello ? peer.name() : peer.connection.peer(), reason));
+  say_refusal(peer, reason);
+}
+
+/// Strangers may come all day long; what is said of them must not fill a disk.
+void Dispatcher::say_refusal(const Peer& peer, const std::string& reason) {
+  if (peer.hello) return say(fmt::format("refused {}: {}", peer.name(), reason));
+  if (now_ - refused_since_ > kCountRefusals_s) {
+    refused_since_ = now_;
+    refused_ = 0;
+  }
+  if (++refused_ > kMostRefusals) return;
+  say(fmt::format("refused {}: {}", peer.connection.peer(), reason));
+  if (refused_ == kMostRefusals)
+    say(fmt::format("more strangers are refused without a word, for {:.0f} s", kCountRefusals_s));
 }
 
 /// It gets what is queued, and time to close its side: one that closes first could take the message from it.

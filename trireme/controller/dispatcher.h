@@ -70,6 +70,7 @@ class Dispatcher {
   void begin_session();
   void end_session();
   void reject(Peer& peer, const std::string& reason);
+  void say_refusal(const Peer& peer, const std::string& reason);
   void drop(Peer& peer, const std::string& why);
   void leave(Peer& peer, double within_s);
 
@@ -113,6 +114,8 @@ class Dispatcher {
   double told_at_ = 0.0;
   std::optional<Failed> suspect_;  ///< a worker that has lost a peer; the peer's own word may be on its way
   double judged_at_ = 0.0;
+  double refused_since_ = 0.0;  ///< when the minute began in which strangers are counted
+  int64_t refused_ = 0;         ///< of them
   std::optional<std::string> fatal_;
 };
 
