@@ -6,6 +6,7 @@
 #include <chrono>
 #include <functional>
 #include <future>
+#include <regex>
 #include <thread>
 #include <utility>
 
@@ -198,17 +199,24 @@ TEST(Deadline, ConnectingAGroupEndsWhenTheOthersDoNotConnect) {
   constexpr double kDeadline_s = 1.0;
   const auto store = c10::make_intrusive<StallingStore>();
   std::atomic<bool> first = true;
+  std::atomic<int> say_how_long = 0;
   run_ranks(
       6,
       [&](std::shared_ptr<World> world) {
         const double started = monotonic_seconds();
         const std::string error = comm_error([&] { world->make_group("dp", {0, 1, 2, 3, 4, 5}); });
+        std::smatch waited;
+        if (std::regex_search(error, waited, std::regex(R"( after (\d+\.\d) s \(deadline 1 s\))"))) {
+          EXPECT_LE(std::stod(waited[1]), monotonic_seconds() - started + 0.1);
+          ++say_how_long;
+        }
         if (!first.exchange(false)) return;
         EXPECT_LT(monotonic_seconds() - started, kDeadline_s + 3.5);
         expect_mentioned(error, {"[comm.make_group]", "group dp"});
         store->release();
       },
       kDeadline_s, 90.0, /*peer_memory=*/false, store);
+  EXPECT_GT(say_how_long, 0);
 }
 
 TEST(BoundedCall, GivesUpAtItsDeadlineOrWhenThePeerIsLost) {
