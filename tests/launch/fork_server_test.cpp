@@ -1,9 +1,13 @@
 // Ranks that are forks of one process; test "launch_forked" runs all that jobs promise with such ranks.
 #include <gtest/gtest.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 #include <array>
+#include <filesystem>
+#include <fstream>
 #include <set>
+#include <sstream>
 
 #include "tests/launch/job_process.h"
 #include "trireme/base/file.h"
@@ -104,6 +108,29 @@ TEST(ForkServer, TheServerItselfIsNoRankWhenNobodyAsksAnyMore) {
   theirs.close();
   ours.close();
   EXPECT_EQ(bytes_until_end(out.read), 0u);
+}
+
+size_t children_of(pid_t parent) {
+  size_t count = 0;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc")) {
+    std::string line;
+    std::getline(std::ifstream(entry.path() / "stat"), line);
+    char state = 0;
+    pid_t of = 0;
+    if (const size_t name_end = line.rfind(')'); name_end != std::string::npos)
+      std::istringstream(line.substr(name_end + 1)) >> state >> of;
+    count += of == parent ? 1 : 0;
+  }
+  return count;
+}
+
+/// It holds the memory of a program, which nobody needs any more.
+TEST(ForkServer, IsGoneOnceAllRanksRun) {
+  const TempDir dir;
+  const JobProcess process(forked_job(dir, 2, {"pid-file=" + dir.file("pid-%r"), "sleep=60"}));
+  for (const char* name : {"pid-0", "pid-1"}) wait_for_pid_file(dir.file(name));
+  for (int look = 0; look < 1000 && children_of(process.pid()) != 2; ++look) ::usleep(5'000);
+  EXPECT_EQ(children_of(process.pid()), 2u);
 }
 
 TEST(ForkServer, NothingIsServedOnceTheLauncherIsGone) {

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <set>
 
 #include "tests/launch/job_process.h"
@@ -144,9 +145,16 @@ TEST(LocalJob, RefusesAProgramThatCannotRun) {
 
 TEST(LocalJob, RefusesImpossibleNumbers) {
   EXPECT_THROW(run_local(child_job(0, {})), ConfigError);
-  LocalJob job = child_job(1, {});
-  job.grace_s = -1;
-  EXPECT_THROW(run_local(job), ConfigError);
+  for (double LocalJob::*const time :
+       {&LocalJob::grace_s, &LocalJob::stop_s, &LocalJob::silence_s, &LocalJob::limit_s}) {
+    LocalJob job = child_job(1, {});
+    job.*time = 0.0;
+    EXPECT_EQ(run(job).code, 0);
+    for (const double none : {-1.0, std::nan("")}) {
+      job.*time = none;
+      EXPECT_THROW(run_local(job), ConfigError);
+    }
+  }
 }
 
 TEST(LocalJob, RefusesALogDirThatCannotBe) {
