@@ -91,6 +91,12 @@ TEST_F(LocalSignal, WhatAShellHasStartedFinishesWhatItBeganWhenAnotherRankFails)
   EXPECT_EQ(outcome.err.find("had to be killed"), std::string::npos) << outcome.err;
 }
 
+TEST_F(LocalSignal, WhatARankThatWasNotToldToStopLeavesBehindIsKilledWithIt) {
+  LocalJob job = child_job(1, {"-c", "trap '' TERM; /bin/sleep 60 & exit 0"});
+  job.program = "/bin/sh";
+  EXPECT_EQ(run(job).code, 0) << "without waiting for it";
+}
+
 TEST_F(LocalSignal, WhatAShellHasStartedAndDoesNotStopIsKilled) {
   LocalJob job = behind_a_shell(dir_, "trap '' TERM", "exec /bin/sleep 30");
   job.stop_s = 0.5;
