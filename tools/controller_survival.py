@@ -158,6 +158,8 @@ def strike(run: Run, fault: Fault) -> bool:
 
 
 def names_the_lost(errors: str, fault: Fault) -> bool:
+    if fault.place != "client" and "restarts left" not in errors:
+        return True  # nobody was lost: it was a process from which workers begin, or one behind the last step
     if fault.place == "worker":
         return re.search(r"worker \d+ .*(is lost|closed|does not answer|did not answer|stopped|killed|ended)", errors) is not None
     return fault.place == "client" or "server" in errors or "dispatcher" in errors

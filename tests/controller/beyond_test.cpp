@@ -218,6 +218,18 @@ TEST(Beyond, DataOfAWorkerIsForThoseWhoKnowItsSecret) {
   DataConnection(info, 1, {}, build_id(), 10).put(2, "bytes");
 }
 
+/// The worker says why and closes, while the client is still writing.
+TEST(Beyond, APutThatIsRefusedSaysWhy) {
+  const DataListener worker(kElsewhere, build_id(), 1 << 20);
+  const WorkerInfo info{
+      .number = 3, .pid = 7, .host = "node3", .data_address = worker.address().text(), .devices = {}};
+  for (int i = 0; i < 5; ++i) {
+    DataConnection connection(info, 1, {}, build_id(), 10);
+    expect_said(error_from([&] { connection.put(1, std::string(64 << 20, 'x')); }),
+                "the client puts 64.0 MiB");
+  }
+}
+
 TEST(Beyond, PassesManyInstructionsASecond) {
   const Server server(2, false, go_beyond);
   const Workers workers = recording_workers(server, 2);

@@ -321,6 +321,48 @@ TEST(Recompute, HasTheGradientsOfTheFunction) {
   });
 }
 
+/// Gradients of weights wait under this schedule, and of nothing else: not of a result that is the second
+/// factor.
+TEST(Recompute, OfASecondFactorHasItsGradientInTime) {
+  std::vector<std::vector<float>> gradients;
+  for (const char* name : {"gpipe", "zb_h1"}) {
+    for (const bool again : {false, true}) {
+      std::mutex mutex;
+      test::run_ranks(2, [&](std::shared_ptr<comm::World> world) {
+        const gt::Workers workers(std::make_shared<controller::RankProgram>(world),
+                                  {.signals = signals_file(with_stages(2), 1, 2)});
+        gt::manual_seed(3);
+        gt::Tensor first = gt::randn({4, 4}), second = gt::randn({4, 4});
+        first.requires_grad_();
+        second.requires_grad_();
+        gt::schedule(name, 2, [&](int64_t) {
+          gt::Tensor x;
+          {
+            const gt::signal::context scope("pp_stage0");
+            x = gt::matmul(gt::ones({4, 4}), first);
+          }
+          {
+            const gt::signal::context boundary("stage0_to_stage1");
+            x = gt::here(x);
+          }
+          const gt::signal::context scope("pp_stage1");
+          const auto q = [&] { return gt::matmul(x, second); };
+          const auto k = [&] { return gt::tanh(gt::matmul(x, second)); };
+          return gt::matmul(again ? gt::recompute(q) : q(), again ? gt::recompute(k) : k()).sum();
+        });
+        std::vector<float> found = first.grad().fetch().floats();
+        for (const float one : second.grad().fetch().floats()) found.push_back(one);
+        const std::lock_guard lock(mutex);
+        gradients.push_back(found);
+      });
+    }
+  }
+  for (const std::vector<float>& found : gradients) {
+    for (size_t i = 0; i < found.size(); ++i)
+      EXPECT_NEAR(found[i], gradients[0][i], 1e-5 * std::abs(gradients[0][i])) << i;
+  }
+}
+
 TEST(Recompute, IsTheCallAloneWhereNothingHasGradients) {
   with_one_worker([] {
     gt::Tensor a = gt::ones({2, 2});
@@ -361,7 +403,24 @@ TEST(Recompute, RefusesWhatCannotBeDoneAgain) {
     }
     test::expect_refusal([&] { sum.backward(); },
                          {"[gt.backward]", "was written before", "behind backward()"});
+    test::expect_refusal(
+        [&] {
+          gt::Tensor inside;
+          const gt::Tensor result = gt::recompute([&] { return (inside = gt::exp(a)) * 2.0; });
+          (result.sum() + inside.sum()).backward();
+        },
+        {"[gt.recompute]", "is used outside", "return it"});
+    test::expect_refusal(
+        [&] {
+          gt::recompute([&] {
+            gt::Tensor inside = a * 2.0;
+            inside.requires_grad_();
+            return inside;
+          });
+        },
+        {"[gt.recompute]", "cannot collect a gradient"});
     // The program goes on.
+    a.zero_grad();
     gt::recompute([&] { return a * other; }).sum().backward();
     EXPECT_EQ(a.grad().sum().item(), 8);
   });

@@ -33,7 +33,7 @@ using checkpoint::Listed;
 using Json = nlohmann::ordered_json;
 using report::Align;
 
-/// A key in the metadata of files that a run can go on from (parallel/state_file.h).
+/// A key in the metadata of files that a run can go on from (state/state_file.h).
 constexpr const char* kStateMark = "trireme.state";
 constexpr const char* kOptimizerPrefix = "optimizer.";
 

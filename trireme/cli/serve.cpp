@@ -38,6 +38,8 @@ void make_missing_token(const ServeOptions& options, const Environment& environm
   const auto token = environment.get(controller::kTokenVariable);
   std::error_code ignored;
   if (!token || !options.server.address().is_beyond() || std::filesystem::exists(*token, ignored)) return;
+  if (!controller::has_tls() || environment.get(controller::kCertificateVariable))
+    return;  // which is refused
   controller::make_token_file(*token);
   log_info("made the token {}; copy it to the hosts of workers and programs, with mode 0600", *token);
 }

@@ -216,8 +216,11 @@ Descriptor connected(const Address& address, const std::string& peer,
 /// Debian maps a host's own name to 127.0.1.1, where no other host reaches it.
 void check_reachable(const Address& address, const SocketName& name) {
   const std::string host = name.host();
-  if (host == "0.0.0.0" || host == "::") throw_all_addresses(address.host);
-  const bool is_loopback = host.starts_with("127.") || host == "::1";
+  constexpr std::string_view kMapped = "::ffff:";  // an address of version 4
+  const std::string_view plain =
+      std::string_view(host).substr(host.starts_with(kMapped) ? kMapped.size() : 0);
+  if (plain == "0.0.0.0" || plain == "::") throw_all_addresses(address.host);
+  const bool is_loopback = plain.starts_with("127.") || plain == "::1";
   if (!address.is_beyond() || !is_loopback || host == address.host) return;
   throw ConfigError(
       "[controller.listen] the host '{}' is {} here, where other hosts cannot reach it; give the address by "
@@ -276,7 +279,7 @@ std::string Address::text() const {
 
 Address address_of(std::string_view host, int64_t port) {
   if (host.starts_with('[') && host.ends_with(']')) host = host.substr(1, host.size() - 2);
-  constexpr std::string_view kOfNames = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.-_:%";
+  constexpr std::string_view kOfNames = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.-_:";
   if (host.empty() || host.size() > kMostHostName || host.find_first_not_of(kOfNames) != host.npos) {
     throw ConfigError("[controller.address] '{}' is no host; give the name or the address of one", host);
   }

@@ -33,15 +33,18 @@ std::string read_token_file(const std::string& path, const std::string& missing)
   if (::lstat(path.c_str(), &status) != 0) throw CommError("{}", missing);
   if (!S_ISREG(status.st_mode) || status.st_uid != ::geteuid() || (status.st_mode & 0077) != 0) {
     throw EnvironmentError(
-        "[controller.address] {} is not a file of this user alone (user {}, mode {:o}); remove it "
-        "and start the server anew",
-        path, status.st_uid, status.st_mode & 07777);
+        "[controller.address] {} is not a file of this user alone ({}user {}, mode {:o}); make it one: chmod "
+        "600, "
+        "chown, and no link",
+        path, S_ISLNK(status.st_mode) ? "a link, " : "", status.st_uid, status.st_mode & 07777);
   }
   std::string text = read_file(path);
   if (text.ends_with('\n')) text.pop_back();
   const auto token = from_hex(text);
   if (token && token->size() == kTokenBytes) return *token;
-  throw EnvironmentError("[controller.address] {} holds no token; remove it and start the server anew", path);
+  throw EnvironmentError(
+      "[controller.address] {} holds no token, which is {} hexadecimal digits; copy the server's file", path,
+      2 * kTokenBytes);
 }
 
 std::string make_token_file(const std::string& path) {

@@ -8,7 +8,7 @@ namespace {
 [[noreturn]] void throw_no_tls() {
   throw EnvironmentError(
       "[controller.tls] this build has no OpenSSL, so nothing can connect beyond this host; install "
-      "libssl-dev and build again, or use localhost and an SSH tunnel");
+      "libssl-dev and build again");
 }
 
 }  // namespace

@@ -69,7 +69,16 @@ class TlsSocket {
     if (!std::exchange(has_begun_, true)) had_plain_text_ = data[0] < kFirstKind || data[0] > kLastKind;
     return had_plain_text_ ? 0 : got;
   }
-  ssize_t send(const char* data, size_t size) { return ::send(fd_, data, size, MSG_NOSIGNAL); }
+  /// A peer that takes no more bytes may have sent some before, such as why: OpenSSL is told that all is
+  /// well, since it would read nothing behind a write that failed, and the channel asks.
+  ssize_t send(const char* data, size_t size) {
+    const ssize_t sent = breaks_ ? -1 : ::send(fd_, data, size, MSG_NOSIGNAL);
+    if (sent >= 0 || (!breaks_ && (errno == EAGAIN || errno == EINTR))) return sent;
+    breaks_ = true;
+    return static_cast<ssize_t>(size);
+  }
+  /// Whether a write has failed.
+  bool breaks() const { return breaks_; }
 
   /// Reads what is there, for nobody; false: the peer has closed the connection.
   bool drain() {
@@ -81,7 +90,7 @@ class TlsSocket {
  private:
   int fd_;
   std::optional<size_t> left_;
-  bool has_begun_ = false, had_plain_text_ = false, had_too_many_ = false;
+  bool has_begun_ = false, had_plain_text_ = false, had_too_many_ = false, breaks_ = false;
 };
 
 TlsSocket& socket_of(BIO* bio) {
@@ -211,6 +220,7 @@ class TlsChannel : public Channel {
     const std::lock_guard lock(mutex_);
     Moved moved;
     if (shake()) moved.bytes = take(SSL_write, bytes.data(), bytes.size(), writing_wants_);
+    if (socket_.breaks()) return {.bytes = 0, .open = false};
     moved.open = state_ == State::kShaking || state_ == State::kOpen;
     return moved;
   }
@@ -360,7 +370,8 @@ class OpenSslTls : public Tls, public std::enable_shared_from_this<OpenSslTls> {
   }
   static void expect_host(SSL* ssl, const std::string& host) {
     X509_VERIFY_PARAM* const wanted = ::SSL_get0_param(ssl);
-    ::X509_VERIFY_PARAM_set_hostflags(wanted, X509_CHECK_FLAG_NO_PARTIAL_WILDCARDS);
+    ::X509_VERIFY_PARAM_set_hostflags(
+        wanted, X509_CHECK_FLAG_NO_PARTIAL_WILDCARDS | X509_CHECK_FLAG_NEVER_CHECK_SUBJECT);
     if (::X509_VERIFY_PARAM_set1_ip_asc(wanted, host.c_str()) == 1) return;
     if (::X509_VERIFY_PARAM_set1_host(wanted, host.data(), host.size()) != 1)
       throw_unusable("the host's name");

@@ -57,6 +57,13 @@ WorkerLink::WorkerLink(WorkerSettings settings, const Environment& environment)
 std::string WorkerLink::listen(const Connection& connection, const Environment& environment) {
   const bool is_beyond = settings_.address.is_beyond();
   const std::string host = is_beyond ? own_host(connection) : kThisHost;
+  if (is_beyond && host == kThisHost) {
+    throw ConfigError(
+        "[controller.worker] {} is a name of this host alone (a forwarded port?), where clients and other "
+        "workers "
+        "cannot reach this one; give the server's address in the network that they share",
+        settings_.address.text());
+  }
   meeting_ = is_beyond ? launch::listen_at(host) : launch::listen_on_loopback();
   data_ = is_beyond ? std::make_unique<DataListener>(host, settings_.build, settings_.most_bulk)
                     : std::make_unique<DataListener>(environment, settings_.build, settings_.most_bulk);

@@ -77,6 +77,11 @@ void Program::require_grad(const NodePtr& tensor) {
     throw ConfigError("[gt] a tensor {} has no gradient; only floating ones have", to_text(tensor->type));
   if (tensor->piece)
     throw ConfigError("[gt] this tensor was computed from others that require gradients; only a leaf may");
+  if (recomputed_ != nullptr && recomputed_->made.contains(tensor->number))
+    throw ConfigError(
+        "[gt.recompute] a tensor that was computed inside of a gt::recompute cannot collect a gradient; make "
+        "it "
+        "outside");
   if (std::exchange(tensor->requires_grad, true) || !tensor->made()) return;
   Instruction track{.kind = InstructionKind::kTrack, .inputs = 1};
   track.input[0] = tensor->number;
@@ -114,6 +119,7 @@ NodePtr Program::cross(const NodePtr& tensor, int32_t signal, const std::source_
                        std::optional<TensorPlacement> place) {
   check_own(tensor);
   refuse_in_recompute("takes a tensor to other workers", where);
+  check_outside(tensor, where);
   if (!tensor->made()) {
     make_at(tensor, signal, place_of_operand(*tensor, Op::kFull, 0, signal), where);
     return tensor;
@@ -190,7 +196,7 @@ void Program::run_backward(const Roots& roots, const std::source_location& where
 /// Differentiates a piece. Its roots are free behind it.
 void Program::go_back(Roots roots, const std::source_location& where) {
   for (const auto& [recomputed, gradient] : roots.again) {
-    roots.tensors.push_back(done_again(*recomputed, where));
+    roots.tensors.push_back(done_again(*recomputed));
     roots.gradients.push_back(gradient);
   }
   run_backward(roots, where);
@@ -198,6 +204,7 @@ void Program::go_back(Roots roots, const std::source_location& where) {
 
 void Program::backward(const NodePtr& loss, const std::source_location& where) {
   check_own(loss);
+  check_outside(loss, where);
   refuse_in_recompute("differentiates", where);
   const std::shared_ptr<Piece> last = whole_of(loss->piece);
   if (!last)
@@ -205,6 +212,10 @@ void Program::backward(const NodePtr& loss, const std::source_location& where) {
         "[gt.backward] nothing that this tensor was made of requires gradients; call requires_grad_() "
         "on parameters before their first use");
   const BackwardOrder order(last);
+  for (const std::shared_ptr<Piece>& piece : order.pieces()) {
+    for (const Crossing& entry : piece->entries)
+      if (entry.again) check_unwritten(*entry.again, where);
+  }
   const Aside without_grad(*this, false);
   std::map<const Piece*, Roots> roots;
   roots[last.get()].tensors = {loss};

@@ -398,7 +398,9 @@ void Program::check_written(Op op, const std::vector<NodePtr>& inputs,
     if (writes_operand(op, i) && inputs[i]->memory.use_count() > 1)
       throw ConfigError(
           "[gt] {}: {} would write a tensor whose memory another one shares, which was reshaped, sliced, "
-          "transposed or crossed from it, or it from that; write to a copy (x + 0), or let the other go",
+          "transposed or crossed from it, or it from that; write to a copy (x + 0), or let the other go, "
+          "which a gt::recompute does in "
+          "backward()",
           place_of(where), op);
   }
   const bool adds = op == Op::kAddInto || op == Op::kCopyInto;
@@ -451,7 +453,10 @@ std::vector<NodePtr> Program::op(Op op, const std::vector<NodePtr>& given, const
   one.no_grad = !passes_now();
   const bool in_place = trireme::plan::record_of(op).in_place;
   if (in_place) refuse_in_recompute("writes a tensor", where);
-  for (const NodePtr& input : inputs) check_own(input);
+  for (const NodePtr& input : inputs) {
+    check_own(input);
+    check_outside(input, where);
+  }
   if (inputs.size() > one.input.size())
     throw ConfigError("[gt] {}: {} tensors for {}; it takes up to {}, so do it in several", place_of(where),
                       inputs.size(), op, one.input.size());

@@ -75,6 +75,7 @@ struct Node {
   NodePtr grad = {};           ///< what was taken until now
   bool has_collected = false;  ///< a backward pass has reached it since its gradient was taken
   int64_t writes = 0;          ///< how often its values were replaced
+  bool is_inside = false;      ///< gradients pass it inside of a recompute alone, which has not returned it
 
   bool made() const { return life != nullptr; }
   void begin() { life = std::make_shared<Number>(program, number, stage); }
@@ -251,7 +252,9 @@ class Program : public std::enable_shared_from_this<Program> {
   void note_for_backward(const trireme::plan::Instruction& one, const std::vector<NodePtr>& inputs,
                          const std::vector<NodePtr>& results, const std::source_location& where);
   void refuse_in_recompute(std::string_view what, const std::source_location& where) const;
-  NodePtr done_again(const Recomputed& recomputed, const std::source_location& where);
+  static void check_unwritten(const Recomputed& recomputed, const std::source_location& where);
+  void check_outside(const NodePtr& tensor, const std::source_location& where) const;
+  NodePtr done_again(const Recomputed& recomputed);
   void run_backward(const Roots& roots, const std::source_location& where);
   void go_back(Roots roots, const std::source_location& where);
   NodePtr take_gradient(uint32_t number, const NodePtr& as, int64_t stage, int32_t signal,

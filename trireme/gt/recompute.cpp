@@ -42,7 +42,8 @@ void Program::note_for_backward(const Instruction& one, const std::vector<NodePt
   for (const NodePtr& result : results) {
     done.types.push_back(result->type);
     recomputed_->made.insert(result->number);
-    if (passes && is_floating(result->type.dtype)) recomputed_->passing.insert(result->number);
+    result->is_inside = passes && is_floating(result->type.dtype);
+    if (result->is_inside) recomputed_->passing.insert(result->number);
   }
   recomputed_->operations.push_back(std::move(done));
 }
@@ -62,11 +63,13 @@ NodePtr Program::recompute(const std::function<NodePtr()>& body, const std::sour
   check_own(result);
   recomputed->result = result->number;
   if (!recomputed->passing.contains(result->number)) return result;
+  result->is_inside = false;
   // Behind it the graph begins anew; before it, it is one with what the operations would have joined.
   NodePtr again = new_node(result->type, result->signal);
   again->stage = result->stage;
   join_pieces(recomputed->joined, {again});
   Instruction track{.kind = InstructionKind::kTrack, .inputs = 1};
+  track.attributes = trireme::plan::OpAttributes::of({1});
   track.input[0] = result->number;
   emit(track, result->stage, where);
   result->piece = std::make_shared<Piece>();
@@ -74,8 +77,8 @@ NodePtr Program::recompute(const std::function<NodePtr()>& body, const std::sour
   return result;
 }
 
-/// The result of the operations, made anew, with what its gradient needs.
-NodePtr Program::done_again(const Recomputed& recomputed, const std::source_location& where) {
+/// Throws ConfigError where operations cannot be done again as they were.
+void Program::check_unwritten(const Recomputed& recomputed, const std::source_location& where) {
   for (const Recomputed::Given& given : recomputed.given) {
     if (given.tensor->writes == given.writes) continue;
     throw ConfigError(
@@ -83,6 +86,20 @@ NodePtr Program::done_again(const Recomputed& recomputed, const std::source_loca
         "operations cannot be done again with the values that they had, so write behind backward()",
         place_of(where), to_text(given.tensor->type));
   }
+}
+
+/// Throws ConfigError where a gradient would be lost: operations inside have none that passes.
+void Program::check_outside(const NodePtr& tensor, const std::source_location& where) const {
+  if (!tensor->is_inside || !passes_now()) return;
+  throw ConfigError(
+      "[gt.recompute] {}: a tensor that was computed inside of a gt::recompute is used outside, and "
+      "gradients would not "
+      "pass it; return it, compute it outside, or use its value in the scope of a gt::no_grad",
+      place_of(where));
+}
+
+/// The result of the operations, made anew, with what its gradient needs.
+NodePtr Program::done_again(const Recomputed& recomputed) {
   std::map<uint32_t, NodePtr> made;  // by the numbers of the first time
   for (const Recomputed::Done& done : recomputed.operations) {
     Instruction one = done.instruction;

@@ -93,14 +93,32 @@ void Workers::flush() {
   program_->flush();
 }
 
+namespace {
+
+/// On this host nobody asks for them, and whoever named them expects encryption.
+void check_credentials(const Address& address, const Options& given) {
+  const bool any =
+      !given.token.empty() || !given.certificate.empty() || !given.key.empty() || !given.authority.empty();
+  if (!any || address.is_beyond()) return;
+  throw ConfigError(
+      "[gt.connect] a token or a certificate is named for {}, which is of this host and takes none; name the "
+      "host in "
+      "gt::Options::host",
+      address.text());
+}
+
+}  // namespace
+
 Workers connect(int64_t port, const Options& given) {
   const Options options = given.completed();
   const Address address = address_of(options.host.empty() ? "localhost" : options.host, port);
+  check_credentials(address, given);
   return {join(address, options, environment_of(options)), options};
 }
 
 Workers connect(const std::string& socket, const Options& given) {
   const Options options = given.completed();
+  check_credentials({.path = socket, .port = 0}, given);
   return {join({.path = socket, .port = 0}, options, Environment::process()), options};
 }
 

@@ -64,7 +64,10 @@ void check_work(const StepProgram& given, const StepProgram& planned) {
   std::vector<std::string> missing, foreign;
   std::ranges::set_difference(there, here, std::back_inserter(missing));
   std::ranges::set_difference(here, there, std::back_inserter(foreign));
-  if (!foreign.empty()) throw ConfigError("'{}' is no part of this run's step", foreign.front());
+  if (!foreign.empty()) {
+    throw ConfigError("'{}' is no part of this run's step{}", foreign.front(),
+                      missing.empty() ? "" : fmt::format(", and '{}' of it is missing", missing.front()));
+  }
   if (!missing.empty()) throw ConfigError("'{}' is missing", missing.front());
 }
 

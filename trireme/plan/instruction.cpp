@@ -103,8 +103,10 @@ const OpRecord& attribute_names(const Instruction& instruction) {
   static constexpr OpRecord kOfInput{.whole = {"dtype", "from"}, .list = "shape"};
   static constexpr OpRecord kOfFetch{.whole = {"to"}};
   static constexpr OpRecord kOfBackward{.whole = {"later"}};
+  static constexpr OpRecord kOfTrack{.whole = {"again"}};
   if (instruction.kind == InstructionKind::kOp) return record_of(instruction.op);
   if (instruction.kind == InstructionKind::kInput) return kOfInput;
+  if (instruction.kind == InstructionKind::kTrack) return kOfTrack;
   const bool goes_back =
       instruction.kind == InstructionKind::kBackward || instruction.kind == InstructionKind::kWeights;
   if (goes_back) return kOfBackward;

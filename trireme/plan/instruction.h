@@ -22,7 +22,9 @@ enum class InstructionKind {
   kInput,  ///< a tensor that comes from outside of the program: a batch, a parameter
   kCross,  ///< a tensor goes to the workers of the instruction's signal; the result is another tensor
   kFree,   ///< the operand's memory is free from here on
-  kTrack,  ///< gradients end at the operand, which collects them: a parameter, or what has crossed
+  /// Gradients end at the operand, which collects them: a parameter, what has crossed, or with "again" what
+  /// will be computed again for its gradient.
+  kTrack,
   /// Gradients of the operands, roots before their gradients; a root alone is a scalar whose is 1. With a
   /// number "later" those of weights wait for the kWeights of this number, where operations can leave them.
   kBackward,

@@ -251,6 +251,15 @@ void StepLaws::sum_tied(int64_t at) {
     if (transfer.collective != Collective::kAllReduce || transfer.ranks != 2)
       refuse(at, "two ranks add up two copies, by an all_reduce/2 for each");
   }
+  int64_t most = 0;
+  for (int64_t each = 0; each < std::ssize(program_.units); ++each) {
+    if (!unit(each).tied) continue;
+    const int64_t sum = bytes_at(at, Role::kSum, each);
+    most += sum > 0 ? sum : bytes_at(at, Role::kGradients, each);
+  }
+  if (const int64_t bytes = action.wire_bytes(); bytes > most) {
+    refuse(at, fmt::format("it sends {} bytes, where the gradients of tied units have {}", bytes, most));
+  }
   tied_sum_ = at;
 }
 

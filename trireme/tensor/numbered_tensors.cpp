@@ -134,7 +134,7 @@ void NumberedTensors::run_here(const Instruction& instruction, const PlacedInstr
       leaves_.erase(instruction.input[0]);
       return;
     case InstructionKind::kTrack:
-      return track(instruction.input[0]);
+      return track(instruction.input[0], instruction.attributes.whole[0] != 0);
     case InstructionKind::kBackward:
       return run_backward(instruction);
     case InstructionKind::kWeights:
@@ -264,14 +264,18 @@ at::Tensor NumberedTensors::take(Arrival& arrival) {
 }
 
 /// A tensor that has not arrived is tracked when it has.
-void NumberedTensors::track(uint32_t number) {
+/// Only parameters are leaves themselves, whose gradients may wait: of others those are used next.
+void NumberedTensors::track(uint32_t number, bool again) {
   const auto arrival = arrivals_.find(number);
   if (arrival != arrivals_.end()) {
     arrival->second.tracked = true;
     return;
   }
-  at::Tensor& leaf = local(number);
-  leaf = leaf.detach().requires_grad_(true);
+  at::Tensor& tensor = local(number);
+  tensor = tensor.detach().requires_grad_(true);
+  if (!again) return;
+  leaves_.emplace(number, tensor);
+  tensor = tensor.view_as(tensor);
 }
 
 void NumberedTensors::run_backward(const Instruction& instruction) {

@@ -84,14 +84,14 @@ class NumberedTensors {
   void send_across(const at::Tensor& sent, const plan::PlacedCross& cross);
   void expect(uint32_t number, const plan::PlacedTensor& made, const plan::PlacedCross& cross);
   at::Tensor take(Arrival& arrival);
-  void track(uint32_t number);
+  void track(uint32_t number, bool again);
 
   comm::World& world_;
   Outside& outside_;
   plan::Placer placer_;
   std::unordered_map<uint32_t, at::Tensor> tensors_;
   std::map<uint32_t, Arrival> arrivals_;
-  std::unordered_map<uint32_t, at::Tensor> leaves_;         ///< of tensors that crossed, where gradients end
+  std::unordered_map<uint32_t, at::Tensor> leaves_;  ///< where gradients of what crossed, or comes again, end
   std::map<int64_t, std::shared_ptr<comm::Group>> groups_;  ///< of several ranks, this one among them
   std::map<std::pair<int64_t, int64_t>, std::unique_ptr<Meeting>> meetings_;
   std::map<int64_t, nn::DeferredGradients> later_;  ///< of backward passes, by number
