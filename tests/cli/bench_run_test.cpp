@@ -83,6 +83,19 @@ TEST(BenchRun, RefusesBeforeAnyRankStarts) {
   EXPECT_FALSE(std::filesystem::exists(front.file("out")));
 }
 
+TEST(BenchRun, RefusesAFolderThatCannotHoldItsResults) {
+  FrontProcess front;
+  front.set_worker("touch started");
+  write_file_atomic(front.file("text.txt"), "no folder");
+  for (const Words& more : {Words{}, Words{"--dry-run"}}) {
+    const Outcome outcome =
+        front.run(Words{"bench", "run", "--targets", "ddp", "--out", "text.txt/results"} + more);
+    EXPECT_EQ(outcome.code, 3) << outcome.err;
+    EXPECT_TRUE(contains(outcome.err, "results cannot be written to text.txt/results")) << outcome.err;
+  }
+  EXPECT_FALSE(std::filesystem::exists(front.file("started")));
+}
+
 TEST(BenchRun, RefusesArmsThatTrainSomethingElse) {
   FrontProcess front;
   front.set_worker("touch started");

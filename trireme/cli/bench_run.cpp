@@ -14,6 +14,7 @@
 #include "trireme/bench/results_text.h"
 #include "trireme/cli/bench_expectations.h"
 #include "trireme/cli/bench_session.h"
+#include "trireme/cli/folder_check.h"
 #include "trireme/report/run_dir.h"
 #include "trireme/report/table.h"
 
@@ -79,7 +80,15 @@ bench::Results earlier_results(RunOptions& options) {
   return earlier;
 }
 
-void refuse_used(const std::string& folder) {
+/// Before the first run, of which nothing could be kept.
+void check_folder(const std::string& folder) {
+  if (!can_hold_files(folder)) {
+    throw EnvironmentError(
+        "[cli.bench] results cannot be written to {}: {} is no folder in which this user may write; name "
+        "another one by "
+        "--out",
+        folder, existing_parent(folder).string());
+  }
   if (!std::filesystem::exists(folder + "/results.json")) return;
   throw ConfigError("[cli.bench] {} has the results of an earlier bench; use --continue, or another folder",
                     folder);
@@ -110,7 +119,7 @@ int bench_run(RunOptions options, Front& front) {
   if (options.goes_on) {
     earlier = earlier_results(options);
   } else {
-    refuse_used(folder);
+    check_folder(folder);
   }
   const LabPlan plan = plan_lab(options.lab, front);
   if (options.dry_run) {

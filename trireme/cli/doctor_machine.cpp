@@ -10,7 +10,6 @@
 #include <cerrno>
 #include <charconv>
 #include <cmath>
-#include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <optional>
@@ -20,14 +19,13 @@
 #include "trireme/base/error.h"
 #include "trireme/base/text.h"
 #include "trireme/cli/doctor.h"
+#include "trireme/cli/folder_check.h"
 #include "trireme/cli/words.h"
 #include "trireme/plan/world.h"
 #include "trireme/report/machine.h"
 
 namespace trireme::cli {
 namespace {
-
-namespace fs = std::filesystem;
 
 constexpr int64_t kMiB = int64_t{1} << 20;
 constexpr int64_t kGiB = int64_t{1} << 30;
@@ -182,20 +180,11 @@ Check check_locked_memory(int gpus) {
   return check;
 }
 
-/// `path`, or the nearest folder above it that exists.
-fs::path existing_parent(const std::string& path) {
-  std::error_code error;
-  fs::path place = fs::absolute(path, error);
-  while (!fs::exists(place, error) && place != place.root_path()) place = place.parent_path();
-  return place;
-}
-
 Check check_disk(const std::string& runs_root) {
   const std::string place = existing_parent(runs_root).string();
   Check check{.name = "run folder", .found = place, .fix = ""};
   struct statvfs info {};
-  if (!fs::is_directory(place) || ::access(place.c_str(), W_OK) != 0 ||
-      ::statvfs(place.c_str(), &info) != 0) {
+  if (!can_hold_files(runs_root) || ::statvfs(place.c_str(), &info) != 0) {
     check.verdict = Verdict::kFail;
     check.found += " is not writable";
     check.fix = "choose another folder with --run-dir or TRIREME_RUN_DIR";

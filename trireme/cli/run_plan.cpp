@@ -133,12 +133,12 @@ plan::Device choose_device(plan::Device device, int gpus) {
   if (device != Device::kCuda) return device;
   if (!kHasCuda) {
     throw EnvironmentError(
-        "[cli.train] device is cuda but this build has no CUDA; build with -DTRIREME_CUDA=ON, or "
+        "[cli.device] device is cuda but this build has no CUDA; build with -DTRIREME_CUDA=ON, or "
         "use --device=cpu");
   }
   if (gpus == 0) {
     throw EnvironmentError(
-        "[cli.train] device is cuda but the driver shows no GPU; check nvidia-smi and "
+        "[cli.device] device is cuda but the driver shows no GPU; check nvidia-smi and "
         "CUDA_VISIBLE_DEVICES, or use --device=cpu");
   }
   return device;

@@ -31,6 +31,7 @@ class Capture {
  public:
   Capture();
   ~Capture();
+  /// A capture that was moved from may be assigned to, or end, and nothing else.
   Capture(Capture&&) noexcept;
   Capture& operator=(Capture&&) noexcept;
 
