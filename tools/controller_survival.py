@@ -4,8 +4,8 @@
     tools/controller_survival.py [--build build/release] [--runs 200] [--seed 1] [--kinds kill,stop]
                                  [--jobs 1] [--out bench/results/controller_survival.json]
 
-Every run is examples/controller_mini_gpt on four workers, two stages of two, 60 steps under 1F1B, saved every 5, with
---max-restarts 3, as the build of its package has made it. While it trains, a random process of it
+Every run is examples/controller_mini_gpt on four workers, two stages of two, 40 steps under 1F1B, saved every 5, with
+--max-restarts 3 and --timeout 15, as the build of its package has made it. While it trains, a random process of it
     kill  gets SIGKILL,
     stop  gets SIGSTOP, and stays so.
 The process is a worker, the server that orders them, or the client; a client that was killed or stopped is ended and
@@ -44,7 +44,7 @@ EXIT_FAILED, EXIT_ENVIRONMENT = 1, 3
 SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
 PLACES = ("worker", "server", "client")
 MARK = "TRIREME_CONTROLLER_SURVIVAL"  # in the environment of everything that a run starts
-STEPS = 60
+STEPS = 40
 LONGEST_RUN_S = 120.0
 STEP = re.compile(r"^step (\d+)  loss (\S+)  gradient norm (\S+) ", re.MULTILINE)
 SIGNALS_FILE = """pp_stage0:
@@ -54,7 +54,7 @@ pp_stage1:
 """
 FLAGS = ["--width", "64", "--hidden", "128", "--heads", "4", "--vocabulary", "97", "--seq-len", "16", "--num-layers", "4",
          "--stages", "2", "--workers", "4", "--batch-size", "8", "--micro-batches", "4", "--steps", str(STEPS),
-         "--save-every", "5", "--max-restarts", "3"]
+         "--save-every", "5", "--max-restarts", "3", "--timeout", "15"]
 
 
 class Broken(Exception):

@@ -29,7 +29,7 @@ struct Flags {
       {"--stages", "4"},    {"--num-layers", "8"},     {"--width", "1024"},     {"--heads", "16"},
       {"--hidden", "4096"}, {"--vocabulary", "50257"}, {"--lr", "0.0003"},      {"--precision", "fp32"},
       {"--checkpoint", ""}, {"--save-every", "100"},   {"--max-restarts", "0"}, {"--capture", "1"},
-      {"--recompute", "0"}};
+      {"--recompute", "0"}, {"--timeout", "300"}};
 
   int64_t number(const std::string& name, int64_t least = 1) const {
     char* end = nullptr;
@@ -150,6 +150,7 @@ int main(int count, char** words) {
     gt::Options options = gt::Options::from_environment();
     if (!flags.values.at("--config").empty()) options.signals = flags.values.at("--config");
     if (options.signals.empty()) options.signals = MINI_GPT_SIGNALS;
+    options.timeout_s = static_cast<double>(flags.number("--timeout"));
     run_with_restarts(flags, options);
     return 0;
   } catch (const trireme::Error& error) {
