@@ -15,6 +15,9 @@
 namespace trireme::controller {
 namespace {
 
+/// A server that waits as long for workers names those that did not come.
+constexpr double kServerSaysFirst_s = 5.0;
+
 constexpr size_t kSendBytes = 32 << 10;
 constexpr uint32_t kSendInstructions = 4096;
 constexpr size_t kMostBytesUnderWay = 32 << 20;
@@ -54,7 +57,8 @@ ClientSession::ClientSession(ClientSettings settings, Environment environment)
             "[controller.client] waiting for workers at {}, for at most {:g} s; 'trireme ps' shows who "
             "is there, and 'trireme worker' adds one",
             settings_.address.text(), settings_.timeout_s));
-    session_ = message_of<Session>(next_of_greeting(connection, deadline));
+    const auto behind_server = after_seconds(settings_.timeout_s + kServerSaysFirst_s);
+    session_ = message_of<Session>(next_of_greeting(connection, behind_server));
   }
   line_ = std::make_unique<Line>(
       std::move(connection), settings_.silence_s, [this](const Frame& frame) { take(frame); },
