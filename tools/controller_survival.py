@@ -161,7 +161,7 @@ def names_the_lost(errors: str, fault: Fault) -> bool:
     if fault.place != "client" and "restarts left" not in errors:
         return True  # nobody was lost: it was a process from which workers begin, or one behind the last step
     if fault.place == "worker":
-        return re.search(r"worker \d+ .*(is lost|closed|does not answer|did not answer|stopped|killed|ended)", errors) is not None
+        return re.search(r"workers? \d+.*(is lost|closed|does not answer|did not answer|did not come|stopped|killed|ended)", errors) is not None
     return fault.place == "client" or "server" in errors or "dispatcher" in errors
 
 
