@@ -9,7 +9,7 @@
 
 namespace {
 
-/// Of all threads of a process; short lines that are appended stay whole.
+/// Threads of a process share its file; short lines that are appended stay whole.
 void write_line(const std::string& line) {
   static const int file = [] {
     const char* const path = std::getenv("TRIREME_NVTX_LISTENS");

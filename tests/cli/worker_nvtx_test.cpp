@@ -10,7 +10,7 @@ namespace trireme::cli {
 namespace {
 
 #ifdef TRIREME_NVTX_LISTENER
-/// How often each range began in a process. They nest on each thread.
+/// The ranges of a process, with how often each began. They nest on each thread.
 std::map<std::string, int64_t> ranges_in(const std::string& path) {
   std::map<std::string, int64_t> counts, open;
   std::ifstream file(path);

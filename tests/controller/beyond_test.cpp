@@ -100,7 +100,7 @@ TEST(Beyond, NothingListensWithoutATokenOrACertificate) {
               "there is no token /nowhere/token");
 }
 
-/// As a host's own name often is.
+/// A host's own name is often one of these.
 TEST(Beyond, ANameThatIsLoopbackHereIsNoneToListenAt) {
   const std::string said = error_from([] {
     Server(1, false, [](DispatcherSettings& settings) { settings.address = address_of("LOCALHOST", 0); });

@@ -24,10 +24,10 @@ class Authority {
   int issued_ = 0;
 };
 
-/// What the TLS 1.2 of OpenSSL says when it connects to `fd`; empty: it gets in.
+/// The words of OpenSSL's TLS 1.2 when it connects to `fd`; empty: it gets in.
 std::string refusal_of_old_tls(int fd);
 
-/// The same of its TLS 1.3 with a certificate, whatever its date; without files with none.
+/// The words of OpenSSL's TLS 1.3 with a certificate, whatever its date; without files with none.
 std::string refusal_with_certificate(int fd, const CertificateFiles& files);
 
 }  // namespace trireme::controller::test

@@ -50,7 +50,7 @@ std::string tls_refusal(const std::function<void()>& body) {
   return "";
 }
 
-/// What the two sides say of a connection on which each sends a frame and waits for one.
+/// A connection on which each side sends a frame and waits for one, with what the two say of it.
 struct Meeting {
   Meeting(const TlsPointer& listens, const TlsPointer& connects, const std::string& host = "node7") {
     Pair pair;
@@ -266,7 +266,7 @@ TEST(Tls, AFrameThatIsCutIsALostConnection) {
   expect_part(tls_refusal([&] { between.server.receive(after_seconds(10)); }), "closed the connection");
 }
 
-/// What somebody sees who listens in.
+/// The bytes that somebody sees who listens in.
 TEST(Tls, NoByteOfAFrameIsPlain) {
   Intercepted between;
   between.client.send(5, "a text that nobody else should read");

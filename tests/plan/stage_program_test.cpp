@@ -105,7 +105,7 @@ TEST(StageProgram, StagesWithCopiesReduceBehindAllPasses) {
   EXPECT_EQ(reductions(true, true), (std::vector<int64_t>{2, 1, 1, 1}));
 }
 
-/// Of 256 rows of width 128 in fp32. Two ranks add up two copies by sending each other all of them.
+/// A copy has 256 rows of width 128 in fp32. Two ranks add up two copies by sending each other all of them.
 TEST(StageProgram, SumsTheGradientsOfCopiesBeforeTheyAreReduced) {
   const auto sent = [](const std::string& more, const char* schedule = "1f1b") {
     const Planned planned = plan_of({"parallel.pp=4", "pipeline.micro_batches=8", "model.n_layers=8",

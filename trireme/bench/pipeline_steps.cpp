@@ -145,7 +145,7 @@ std::function<nn::VocabularyPart(const at::Tensor&, const at::Tensor&)> Pipeline
   };
 }
 
-/// The same on all ranks of a pipeline and for all schedules.
+/// A batch that is equal on all ranks of a pipeline and for all schedules.
 PipelineClock::Batch PipelineClock::batch_of(int64_t step) const {
   const int64_t number = step * mesh_.dp->size() + mesh_.dp_rank;
   const auto generator =

@@ -28,7 +28,7 @@ struct PipelineTimes {
   double loss = 0.0, grad_norm = 0.0;       ///< of the last step
 
   double median_ms() const;
-  /// What recording adds to a step.
+  /// The share of a step that recording adds to it.
   double recording_share() const;
 };
 

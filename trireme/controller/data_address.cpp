@@ -6,7 +6,7 @@
 namespace trireme::controller {
 namespace {
 
-/// Where the secret begins; the path of a Unix socket may have any letter.
+/// The place at which the secret begins; the path of a Unix socket may have any letter.
 size_t end_of_address(std::string_view text) {
   return text.starts_with("tcp:") ? text.find('?') : std::string_view::npos;
 }

@@ -19,7 +19,7 @@ struct DataAddress {
 /// Throws CommError for a text that DataAddress::text() does not write.
 DataAddress parse_data_address(std::string_view text);
 
-/// The same text without a secret, for people and observers.
+/// The text without its secret, for people and observers.
 std::string without_secret(std::string_view text);
 
 }  // namespace trireme::controller

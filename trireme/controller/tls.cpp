@@ -158,7 +158,7 @@ std::string words_without_proof() {
          "all; give both --token FILE, or both --cert, --key and --ca";
 }
 
-/// What was wrong with a handshake, for people.
+/// The fault of a handshake, in words for people.
 std::string words_of(SSL* ssl, int reason) {
   if (is_of_version(reason)) {
     return "[controller.tls] the peer has no TLS 1.3, and no other version is taken; use one build of "
@@ -338,7 +338,7 @@ Owned<SSL_CTX> new_context() {
   return context;
 }
 
-/// What both ways have in common: a context, and channels of it.
+/// The common part of both ways: a context, and channels of it.
 class OpenSslTls : public Tls, public std::enable_shared_from_this<OpenSslTls> {
  public:
   OpenSslTls(size_t most, bool by_secret) : context_(new_context()), most_(most), by_secret_(by_secret) {}

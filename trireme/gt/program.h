@@ -164,7 +164,7 @@ class Program : public std::enable_shared_from_this<Program> {
   NodePtr input(const trireme::plan::TensorType& type, std::string bytes, const std::source_location& where);
   NodePtr cross(const NodePtr& tensor, int32_t signal, const std::source_location& where,
                 std::optional<trireme::plan::TensorPlacement> place = {});
-  /// What `body` makes, whose operations are done again for its gradient.
+  /// The result of `body`, whose operations are done again for its gradient.
   NodePtr recompute(const std::function<NodePtr()>& body, const std::source_location& where);
   /// A tensor of the same shape and placement, filled with a number.
   NodePtr alike(const NodePtr& tensor, double value, const std::source_location& where);
@@ -281,7 +281,7 @@ class Program : public std::enable_shared_from_this<Program> {
 /// A line of a program: "train.cpp:17".
 std::string place_of(const std::source_location& where);
 
-/// Whether it collects gradients or hands them on.
+/// Whether a tensor collects gradients or hands them on.
 bool passes_gradients(const Node& node);
 
 /// The piece that this one is part of by now.

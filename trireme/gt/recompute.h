@@ -6,7 +6,7 @@
 
 namespace gt {
 
-/// What `body` returns, with the same values and gradients as without this. Workers keep nothing of it for
+/// The result of `body`, with the same values and gradients as without this. Workers keep nothing of it for
 /// the backward pass but what goes in and what comes out; gradients that come back have its operations done
 /// again, with the seeds that they had. `body` is called once. Scopes, casts and no_grad within it count as
 /// usual, and one within another belongs to it. Inside of gt::no_grad, or where nothing in it requires

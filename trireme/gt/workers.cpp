@@ -95,7 +95,8 @@ void Workers::flush() {
 
 namespace {
 
-/// On this host nobody asks for them, and whoever named them expects encryption.
+/// Credentials are for other hosts: nobody asks for them on this one, and whoever named them expects
+/// encryption.
 void check_credentials(const Address& address, const Options& given) {
   const bool any =
       !given.token.empty() || !given.certificate.empty() || !given.key.empty() || !given.authority.empty();

@@ -253,7 +253,7 @@ void Pipeline::mark_tied(const StageAtWork& stage, std::vector<plan::ProgramUnit
   }
 }
 
-/// Of sums that travel.
+/// The elements of sums that travel.
 std::vector<int64_t> Pipeline::tied_elements() const {
   std::vector<int64_t> elements;
   for (const Tie& tie : ties_) {
