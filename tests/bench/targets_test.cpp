@@ -70,8 +70,8 @@ TEST(Targets, AChapterIsAllOfItsTargets) {
   std::set<std::string> names;
   for (const Choice& choice : find_targets("labs/train_distributed/")) names.insert(choice.target->name);
   for (const char* name :
-       {"ddp", "ddp_flash", "ddp_compression", "fsdp", "symmem_training", "zero1", "zero2", "zero3",
-        "pipeline_gpipe", "pipeline_1f1b", "pipeline_dualpipe", "pipeline_dualpipev"})
+       {"ddp", "ddp_flash", "ddp_buckets", "ddp_compression", "fsdp", "symmem_training", "zero1", "zero2",
+        "zero3", "pipeline_gpipe", "pipeline_1f1b", "pipeline_dualpipe", "pipeline_dualpipev"})
     EXPECT_TRUE(names.contains(name)) << name;
   EXPECT_FALSE(names.contains("tensor_parallel"));
   EXPECT_EQ(find_targets("labs/distributed_training").size(), 2u);

@@ -305,11 +305,43 @@ TEST_F(Functional, AttentionMatchesItsDefinition) {
 }
 
 TEST_F(Functional, AttentionInDoubleStaysDouble) {
-  const AttentionShape shape{2, 1, 8};
-  const at::Tensor qkv = at::randn({1, 20, 4 * 8}, at::kDouble).requires_grad_();
-  expect_same(
-      {qkv}, [&] { return causal_attention(qkv + 0, shape, {}); },
-      [&] { return plain_attention(qkv, shape, 0.0); }, 1e-13);
+  for (const plan::AttentionKind kind : plan::all_values<plan::AttentionKind>()) {
+    const AttentionShape shape{2, 1, 8, kind};
+    const at::Tensor qkv = at::randn({1, 20, 4 * 8}, at::kDouble).requires_grad_();
+    expect_same(
+        {qkv}, [&] { return causal_attention(qkv + 0, shape, {}); },
+        [&] { return plain_attention(qkv, shape, 0.0); }, 1e-13);
+  }
+}
+
+TEST_F(Functional, EagerAttentionMatchesItsDefinition) {
+  constexpr plan::AttentionKind kEager = plan::AttentionKind::kEager;
+  for (const int64_t length : {1, 17, 150}) {
+    for (const AttentionShape& shape : {AttentionShape{4, 4, 8, kEager}, AttentionShape{6, 2, 16, kEager}}) {
+      for (const double theta : {0.0, 10000.0}) {
+        const at::Tensor qkv = leaf_of({2, length, (shape.heads + 2 * shape.kv_heads) * shape.head_dim});
+        const RopeTable rope =
+            theta > 0 ? make_rope_table(length, shape.head_dim, theta, at::kCPU) : RopeTable{};
+        expect_same(
+            {qkv}, [&] { return causal_attention(qkv + 0, shape, rope); },
+            [&] { return plain_attention(qkv, shape, theta); }, 1e-5);
+      }
+    }
+  }
+}
+
+/// With values that make the identity the output is the weights. Each is dropped, or grows by 1 / (1 - p).
+TEST_F(Functional, EagerAttentionDropsWeightsAndKeepsTheirExpectation) {
+  constexpr int64_t kLength = 64;
+  constexpr double kDropout = 0.25;
+  const AttentionShape shape{1, 1, kLength, plan::AttentionKind::kEager};
+  at::Tensor qkv = at::randn({1, kLength, 3 * kLength});
+  qkv.narrow(2, 2 * kLength, kLength).copy_(at::eye(kLength));
+  const at::Tensor all = causal_attention(qkv, shape, {}), some = causal_attention(qkv, shape, {}, kDropout);
+  const at::Tensor dropped = (some == 0.0) & (all > 0.0);
+  EXPECT_LT(difference(some, at::where(dropped, 0.0, all / (1.0 - kDropout))), 1e-5);
+  const double weights = (all > 0.0).sum().item<double>(), share = dropped.sum().item<double>() / weights;
+  EXPECT_NEAR(share, kDropout, 4.0 * std::sqrt(kDropout * (1.0 - kDropout) / weights));
 }
 
 TEST_F(Functional, AttentionInBf16RoundsItsInputsAndOutputsAlone) {

@@ -51,7 +51,7 @@ Result compute(const Problem& problem) {
 
 /// softmax(Q K^T / sqrt(d)) V below the diagonal, in double, one query head of one sequence at a time.
 Result exactly(const Problem& problem) {
-  const auto [heads, kv_heads, head_dim] = problem.shape;
+  const auto [heads, kv_heads, head_dim, kind] = problem.shape;
   const int64_t length = problem.qkv.size(1), group = heads / kv_heads;
   const at::Tensor leaf = problem.qkv.detach().to(at::kDouble).requires_grad_(true);
   const at::Tensor cosine = problem.rope.cosine.to(at::kDouble), sine = problem.rope.sine.to(at::kDouble);
@@ -112,6 +112,20 @@ TEST_P(GpuAttention, FollowsTheFormulaAtTheSizesOfModels) {
         }
       }
     }
+  }
+}
+
+TEST_P(GpuAttention, EagerFollowsTheFormulaAndRepeatsItsBits) {
+  at::manual_seed(5);
+  for (const int64_t kv_heads : {2, 4}) {
+    const Problem problem(
+        type(), 2, 1024,
+        {.heads = 4, .kv_heads = kv_heads, .head_dim = 64, .kind = plan::AttentionKind::kEager});
+    const Result exact = exactly(problem), got = compute(problem);
+    // Scores are rounded, too, before the softmax.
+    EXPECT_LT(test::relative_error(got.output, exact.output), 2 * bound_of(type()));
+    EXPECT_LT(test::relative_error(got.d_qkv, exact.d_qkv), 2 * bound_of(type()));
+    for (int round = 0; round < 5; ++round) EXPECT_TRUE(at::equal(compute(problem).d_qkv, got.d_qkv));
   }
 }
 

@@ -219,8 +219,8 @@ TEST(LowRankAdapter, DropoutKeepsInputsAndMasks) {
   ModelConfig undropped = model;
   undropped.adapter.dropout = 0.0;
   const auto added = [&](BlockPart part) {
-    return block_bytes(model, precision, {}, 0, part).saved -
-           block_bytes(undropped, precision, {}, 0, part).saved;
+    return block_bytes(model, /*seq_len=*/128, precision, {}, 0, part).saved -
+           block_bytes(undropped, /*seq_len=*/128, precision, {}, 0, part).saved;
   };
   // Three bytes an element, in place of the two of what is read without dropout.
   EXPECT_EQ(added(BlockPart::kAttention), model.d_model);
@@ -235,7 +235,7 @@ TEST(LowRankAdapter, KeepsWhatItsMatricesReadAlone) {
     const Config config =
         load_adapted({std::string("adapter.targets=") + targets, "precision.compute=bf16",
                       std::string("memory.recompute=") + recompute, std::string("precision.fp8=") + fp8});
-    return block_bytes(config.model, config.precision, config.memory, 1).saved;
+    return block_bytes(config.model, config.data.seq_len, config.precision, config.memory, 1).saved;
   };
   const ModelConfig model = load_adapted({}).model;
   const int64_t none = kept("o_proj");
@@ -264,7 +264,8 @@ TEST(LowRankAdapter, LengthsKeepOutputs) {
   ModelConfig plain = model;
   plain.adapter.kind = AdapterKind::kLora;
   const PrecisionConfig precision{.compute = Dtype::kBf16};
-  EXPECT_EQ(block_bytes(model, precision, {}, 0).saved - block_bytes(plain, precision, {}, 0).saved,
+  EXPECT_EQ(block_bytes(model, /*seq_len=*/128, precision, {}, 0).saved -
+                block_bytes(plain, /*seq_len=*/128, precision, {}, 0).saved,
             2 * model.d_ff);
   const auto reads = [](const char* targets) {
     const Config config = load_adapted({"adapter.kind=dora", targets});

@@ -279,6 +279,20 @@ TEST(ConfigErrors, DocumentsAreKeptApartWhereAttentionKnowsThem) {
                         {"parallel.cp=3", "cannot share 4 heads", "knows no ring attention"});
 }
 
+TEST(ConfigErrors, EagerAttentionNeedsAllTokensAndKeepsItsScores) {
+  EXPECT_EQ(of_overrides({"model.attention=eager"}), "accepted");
+  EXPECT_EQ(of_overrides({"model.attention=eager", "model.dropout=0.1", "memory.recompute=block"}),
+            "accepted");
+  for (const char* other :
+       {"parallel.cp=2", "data.reset_attention=true", "memory.recompute=all_but_attention"})
+    test::expect_mentions(of_overrides({"model.attention=eager", other}),
+                          {"model.attention=eager", other, "set model.attention=auto"});
+  test::expect_mentions(of_overrides({"model.attention=eager", "model.family=mlp"}),
+                        {"model.attention=eager", "model.family=mlp", "no attention", "remove it"});
+  test::expect_mentions(of_overrides({"model.attention=eager", "model.family=resnet"}),
+                        {"model.attention=eager", "text models"});
+}
+
 TEST(ConfigErrors, DropoutIsForGpt2AndBelowOne) {
   EXPECT_EQ(of_overrides({"model.dropout=0.1"}), "accepted");
   test::expect_mentions(of_overrides({"model.dropout=0.1", "model.family=llama"}),

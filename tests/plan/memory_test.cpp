@@ -222,17 +222,17 @@ TEST(RankBytes, ABlockIsComputedAgainWhereThereAreNoLogits) {
   const RankBytes keeps = rank_bytes(config, 2, Device::kCpu);
   config.memory.recompute = Recompute::kBlock;
   const RankBytes again = rank_bytes(config, 2, Device::kCpu);
-  EXPECT_EQ(keeps.recomputed, 0);
+  EXPECT_EQ(keeps.in_backward, 0);
   // A block, and the gradient of its widest output, that of the first layer of the feed-forward part.
   const int64_t gradient = config.train.global_batch / 2 * config.data.seq_len * config.model.d_ff * 4;
-  EXPECT_EQ(again.recomputed, (keeps.activations - again.activations) / config.model.n_layers + gradient);
-  ASSERT_GT(again.recomputed, again.logits);
-  EXPECT_EQ(again.step.recomputed, again.recomputed);
+  EXPECT_EQ(again.in_backward, (keeps.activations - again.activations) / config.model.n_layers + gradient);
+  ASSERT_GT(again.in_backward, again.logits);
+  EXPECT_EQ(again.step.in_backward, again.in_backward);
   EXPECT_EQ(again.step.for_loss, 0);
   config.model.vocab_size = 50257;
   const RankBytes large = rank_bytes(config, 2, Device::kCpu);
-  EXPECT_GT(large.logits, large.recomputed);
-  EXPECT_EQ(large.step.recomputed, 0);
+  EXPECT_GT(large.logits, large.in_backward);
+  EXPECT_EQ(large.step.in_backward, 0);
   EXPECT_EQ(large.step.for_loss, large.logits);
 }
 
@@ -248,7 +248,7 @@ TEST(RankBytes, AddUpEveryTermOnce) {
                            .activations = 2048,
                            .boundaries = 4096,
                            .for_loss = 8192,
-                           .recomputed = 16384,
+                           .in_backward = 16384,
                            .decoded = 32768}};
   EXPECT_EQ(bytes.peak(), 65535 - 511 + 256 + 128);
   EXPECT_EQ(bytes.least(), 1 + 2 + 4 + 256) << "more than parameters, optimizer, activations and boundaries";

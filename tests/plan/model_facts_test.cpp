@@ -252,6 +252,19 @@ TEST(ModelFacts, SavedBytesOfGpt2AreThePartsByHand) {
   EXPECT_DOUBLE_EQ(describe(find_preset("gpt2-124m").model, 1024).saved_bytes_per_token, expected);
 }
 
+/// Probabilities of all tokens for each head in fp32, once more in bf16 for the product with the values, and
+/// keys and values of each query head in place of those of a group; no log-sum-exp.
+TEST(ModelFacts, EagerAttentionKeepsItsScores) {
+  ModelConfig model = complete(find_preset("llama-1b").model, 2048);
+  const double fused = describe(model, 2048, {.compute = Dtype::kBf16}).saved_bytes_per_token;
+  model.attention = AttentionKind::kEager;
+  const double eager = describe(model, 2048, {.compute = Dtype::kBf16}).saved_bytes_per_token;
+  EXPECT_DOUBLE_EQ(eager - fused, 16 * (32 * (2048 * 6 - 4) + 2 * 2 * (2048 - 512)));
+  EXPECT_EQ(score_gradient_bytes(model, 2048), 8 * 32 * 2048);
+  model.attention = AttentionKind::kAuto;
+  EXPECT_EQ(score_gradient_bytes(model, 2048), 0);
+}
+
 TEST(Complete, FillsZerosAndKeepsTheRest) {
   const ModelConfig filled = complete({.d_model = 64, .n_heads = 8}, 256);
   EXPECT_EQ(filled.n_kv_heads, 8);

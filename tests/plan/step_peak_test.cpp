@@ -68,7 +68,7 @@ TEST(StepPeak, IsTheMostOfAllActionsWithWhatPassesTakeBesideTheProgram) {
     EXPECT_EQ(alone.total(), most) << run.back();
     EXPECT_EQ(counted_at(program, alone.action), most) << run.back();
     constexpr int64_t kMuch = int64_t{1} << 40;
-    EXPECT_EQ(peak_of_step(program, {.recomputed = kMuch}).total(), most_in_backward + kMuch) << run.back();
+    EXPECT_EQ(peak_of_step(program, {.in_backward = kMuch}).total(), most_in_backward + kMuch) << run.back();
     const StepPeak decoded = peak_of_step(program, {.decoded = kMuch});
     EXPECT_EQ(decoded.decoded, kMuch) << run.back();
     EXPECT_TRUE(program.actions[static_cast<size_t>(decoded.action)].computes()) << run.back();
@@ -194,12 +194,12 @@ TEST(StepPeak, HasTheLossOfEachMicroBatchFromItsForwardPassUntilItsBackwardPass)
       EXPECT_EQ(again.for_loss, kMuch);
       EXPECT_TRUE(is_backward_of(program, again.action, stage)) << run.back();
       // When the last unit's backward pass begins, the loss's has ended.
-      const StepPeak backward = peak({.loss_stage = stage, .activations = kMuch, .recomputed = kMuch});
-      EXPECT_EQ(backward.recomputed, kMuch);
+      const StepPeak backward = peak({.loss_stage = stage, .activations = kMuch, .in_backward = kMuch});
+      EXPECT_EQ(backward.in_backward, kMuch);
       EXPECT_GE(backward.activations, kMuch);
-      const StepPeak either = peak({.loss_stage = stage, .loss_kept = kMuch, .recomputed = kMuch});
-      EXPECT_GE(either.for_loss + either.recomputed, in_flight * kMuch) << run.back() << ", stage " << stage;
-      EXPECT_TRUE(staged || either.for_loss + either.recomputed == kMuch) << run.back();
+      const StepPeak either = peak({.loss_stage = stage, .loss_kept = kMuch, .in_backward = kMuch});
+      EXPECT_GE(either.for_loss + either.in_backward, in_flight * kMuch) << run.back() << ", stage " << stage;
+      EXPECT_TRUE(staged || either.for_loss + either.in_backward == kMuch) << run.back();
     }
   }
 }

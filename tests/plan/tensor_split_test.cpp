@@ -153,7 +153,8 @@ TEST(TensorSplit, KeepsAllRowsBetweenTheHalvesOfABackwardPass) {
   // In FP8 all of it takes a byte, but the inputs that the first layers keep for backward stay as they are.
   config.precision.fp8.recipe = Fp8::kTensorwise;
   EXPECT_EQ(kept(config).between_halves_bytes, kElements);
-  const int64_t whole = block_bytes(config.model, config.precision, config.memory, /*layer=*/0).saved;
+  const int64_t whole =
+      block_bytes(config.model, config.data.seq_len, config.precision, config.memory, /*layer=*/0).saved;
   EXPECT_EQ(kept(config).activation_bytes, kTokens / 2 * (whole + 2 * 3 * kWidth));
 }
 

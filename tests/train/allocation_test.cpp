@@ -172,5 +172,39 @@ TEST(AllocatedActivations, AreWhatThePlanSaysBesideTheLoss) {
   }
 }
 
+/// Dropout keeps the mask of the weights, a byte each, and what it leaves of them.
+TEST(AllocatedActivations, OfEagerAttentionAreWhatThePlanSays) {
+  at::set_num_threads(1);
+  constexpr int64_t kLength = 96, kRows = 4;
+  struct Case {
+    plan::ModelFamily family;
+    int64_t kv_heads;
+    double dropout;
+    plan::Recompute recompute = plan::Recompute::kNone;
+  };
+  for (const Case& given : {Case{plan::ModelFamily::kGpt2, 4, 0.0}, Case{plan::ModelFamily::kGpt2, 4, 0.1},
+                            Case{plan::ModelFamily::kLlama, 2, 0.0}, Case{plan::ModelFamily::kLlama, 4, 0.0},
+                            Case{plan::ModelFamily::kLlama, 2, 0.0, plan::Recompute::kCheap},
+                            Case{plan::ModelFamily::kGpt2, 4, 0.1, plan::Recompute::kBlock}}) {
+    for (const at::ScalarType compute : {at::kFloat, at::kBFloat16}) {
+      plan::ModelConfig config = model_of(given.family, kLength);
+      config.n_kv_heads = given.kv_heads;
+      config.dropout = given.dropout;
+      config.attention = plan::AttentionKind::kEager;
+      const plan::ModelFacts facts =
+          plan::describe(config, kLength, {.compute = dtype_of(compute)}, {.recompute = given.recompute});
+      const double expected =
+          kRows * kLength *
+          (facts.saved_bytes_per_token + kept_for_the_loss(config, plan::bytes_of(dtype_of(compute))));
+      const auto held =
+          static_cast<double>(held_after_forward(config, facts, compute, given.recompute, kRows, kLength));
+      SCOPED_TRACE(fmt::format("{} {} {} {} {}", given.family, given.kv_heads, given.dropout, given.recompute,
+                               dtype_of(compute)));
+      EXPECT_GE(held, expected);
+      EXPECT_LE(held, 1.02 * expected + 16384) << "statistics of norms, rotations and the like";
+    }
+  }
+}
+
 }  // namespace
 }  // namespace trireme::train

@@ -34,6 +34,47 @@ class CountRecomputation {
   at::CallbackHandle handle_;
 };
 
+using EagerAttention = TrainerTest;
+
+/// Each way to split a run, and to compute blocks again, trains what fused attention does on one rank.
+TEST_F(EagerAttention, TrainsLikeFusedAttention) {
+  config_.model.n_layers = 4;
+  config_.train = {.steps = 4, .global_batch = 8, .micro_batch = 2, .val_batches = 0};
+  config_.data.seq_len = 32;
+  for (const plan::ModelFamily family : {plan::ModelFamily::kGpt2, plan::ModelFamily::kLlama}) {
+    config_.model.family = family;
+    const auto losses = [&](int64_t ranks) {
+      run(ranks);
+      std::vector<double> all;
+      for (const StepRecord& step : recorder_.steps) all.push_back(step.loss);
+      return all;
+    };
+    const plan::Config whole = config_;
+    const std::vector<double> fused = losses(1);
+    const std::string fused_digest = recorder_.summary.weights_digest;
+    config_.model.attention = plan::AttentionKind::kEager;
+    const auto expect_close = [&](int64_t ranks, const char* what) {
+      const std::vector<double> eager = losses(ranks);
+      ASSERT_EQ(eager.size(), fused.size()) << what;
+      for (size_t i = 0; i < fused.size(); ++i) EXPECT_NEAR(eager[i], fused[i], 1e-5 * fused[i]) << what;
+    };
+    expect_close(1, "one rank");
+    const std::string digest = recorder_.summary.weights_digest;
+    EXPECT_NE(digest, fused_digest) << "the key changes nothing";
+    config_.memory.recompute = plan::Recompute::kBlock;
+    expect_close(1, "blocks again");
+    EXPECT_EQ(recorder_.summary.weights_digest, digest);
+    config_.memory.recompute = plan::Recompute::kNone;
+    expect_close(2, "data parallel");
+    config_.parallel.tp = 2;
+    expect_close(2, "tp");
+    config_.parallel.tp = 1;
+    config_.parallel.pp = 2;
+    expect_close(2, "pp");
+    config_ = whole;
+  }
+}
+
 using RecomputeEvery = TrainerTest;
 
 TEST_F(RecomputeEvery, ComputesOneInSoManyBlocksAgainAndChangesNoBit) {

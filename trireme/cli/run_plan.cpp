@@ -74,7 +74,7 @@ std::string peak_text(const plan::RankBytes& needed) {
   };
   add(step.boundaries, "received");
   add(step.for_loss, "for the loss");
-  add(step.recomputed, "of a block that is computed again");
+  add(step.in_backward, "of a block that goes backward");
   add(step.decoded, "decoded weights");
   add(needed.pinned_copy == 0 ? needed.saved_copy : 0, "copied for a checkpoint");
   add(needed.baseline, "for the process");
@@ -262,7 +262,7 @@ std::string to_json(const RunPlan& run, const plan::Config& config) {
     const plan::StepPeak& step = bytes.step;
     Json peak = {{"kept", step.kept},     {"gathered", step.gathered}, {"activations", step.activations},
                  {"loss", step.for_loss}, {"process", bytes.baseline}, {"total", bytes.peak()}};
-    if (step.recomputed > 0) peak["recomputed"] = step.recomputed;
+    if (step.in_backward > 0) peak["in_backward"] = step.in_backward;
     if (step.decoded > 0) peak["decoded"] = step.decoded;
     if (step.boundaries > 0) peak["boundaries"] = step.boundaries;
     if (bytes.saved_copy > 0) peak["checkpoint_copy"] = bytes.pinned_copy > 0 ? 0 : bytes.saved_copy;

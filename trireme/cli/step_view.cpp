@@ -311,7 +311,7 @@ std::string StepText::totals() const {
     const plan::RankBytes& needed = run.by_pp_rank[static_cast<size_t>(pp_rank_of(run, view_.rank))];
     std::vector<std::string> more;
     for (const auto& [bytes, what] : {std::pair{needed.step.for_loss, "for the loss"},
-                                      {needed.step.recomputed, "a block again"},
+                                      {needed.step.in_backward, "a block backward"},
                                       {needed.step.decoded, "decoded weights"},
                                       {needed.baseline, "process"}})
       if (bytes > 0) more.push_back(fmt::format("{} {}", what, bytes_text(bytes)));

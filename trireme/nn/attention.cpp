@@ -1,12 +1,15 @@
 #include "trireme/nn/attention.h"
 
 #include <ATen/Context.h>
+#include <ATen/OpMathType.h>
 #include <ATen/ops/_scaled_dot_product_cudnn_attention.h>
 #include <ATen/ops/_scaled_dot_product_cudnn_attention_backward.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention_backward.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu_backward.h>
 
+#include <cmath>
+#include <limits>
 #include <numbers>
 #include <utility>
 
@@ -197,17 +200,44 @@ constexpr int kOrderedCapability = 9;  ///< where cuDNN has engines for a backwa
 /// Keys of one tile of cuDNN's backward on Hopper: nothing is added up between blocks until there are more.
 constexpr int64_t kCudnnTile = 128;
 
+/// In differentiable operations.
+Heads rotated_heads(const at::Tensor& qkv, const AttentionShape& shape, const RopeTable& rope) {
+  Heads heads = split_heads(qkv, shape);
+  if (!rope.cosine.defined()) return heads;
+  return {rotated(heads.query, rope), rotated(heads.key, rope), heads.value};
+}
+
+/// (B, heads, T, head_dim) -> (B, T, heads * head_dim).
+at::Tensor side_by_side(const at::Tensor& output) {
+  return output.transpose(1, 2).flatten(2);
+}
+
 /// Attention by ATen's own choice, in differentiable operations.
 at::Tensor aten_attention(const at::Tensor& qkv, const AttentionShape& shape, const RopeTable& rope,
                           double dropout) {
-  Heads heads = split_heads(qkv, shape);
-  if (rope.cosine.defined()) {
-    heads.query = rotated(heads.query, rope);
-    heads.key = rotated(heads.key, rope);
-  }
-  const at::Tensor output = at::scaled_dot_product_attention(
-      heads.query, heads.key, heads.value, {}, dropout, true, std::nullopt, shape.heads != shape.kv_heads);
-  return output.transpose(1, 2).reshape({qkv.size(0), qkv.size(1), shape.heads * shape.head_dim});
+  const auto [query, key, value] = rotated_heads(qkv, shape, rope);
+  return side_by_side(at::scaled_dot_product_attention(query, key, value, {}, dropout, true, std::nullopt,
+                                                       shape.heads != shape.kv_heads));
+}
+
+/// Attention as its formula has it, in differentiable operations, with the softmax in fp32. Backward keeps
+/// what plan::block_bytes() counts: copies of the heads, and the probabilities.
+at::Tensor eager_attention(const at::Tensor& qkv, const AttentionShape& shape, const RopeTable& rope,
+                           double dropout) {
+  const auto [query, key, value] = rotated_heads(qkv, shape, rope);
+  const int64_t length = qkv.size(1), group = shape.heads / shape.kv_heads;
+  const auto of_each_query = [group](const at::Tensor& heads) {
+    return (group == 1 ? heads : heads.repeat_interleave(group, 1)).contiguous();
+  };
+  const at::Tensor scaled = (query / std::sqrt(static_cast<double>(shape.head_dim))).contiguous();
+  // Added, since that keeps nothing for backward.
+  const at::Tensor hidden =
+      at::full({length, length}, -std::numeric_limits<double>::infinity(), qkv.options()).triu(1);
+  const at::Tensor scores = at::matmul(scaled, of_each_query(key).transpose(2, 3)) + hidden;
+  const at::ScalarType wide = at::toOpMathType(qkv.scalar_type());
+  at::Tensor weights = at::softmax(scores, -1, wide).to(qkv.scalar_type());
+  if (dropout > 0.0) weights = std::get<0>(at::native_dropout(weights, dropout, /*train=*/true));
+  return side_by_side(at::matmul(weights, of_each_query(value)));
 }
 
 at::Tensor stretched(const at::Tensor& frequencies, const RopeStretch& stretch) {
@@ -258,6 +288,8 @@ std::string_view name(AttentionBackend backend) {
       return "FlashAttention by documents";
     case AttentionBackend::kAten:
       return "ATen";
+    case AttentionBackend::kEager:
+      return "products and a softmax";
   }
   return "";
 }
@@ -267,6 +299,7 @@ bool repeats_bits(AttentionBackend backend, int64_t length) {
     case AttentionBackend::kCpu:
     case AttentionBackend::kCudnnOrdered:
     case AttentionBackend::kCudnnFlash:
+    case AttentionBackend::kEager:
       return true;
     case AttentionBackend::kCudnn:
       return length <= kCudnnTile;
@@ -279,7 +312,8 @@ bool repeats_bits(AttentionBackend backend, int64_t length) {
 
 at::Tensor causal_attention(const at::Tensor& qkv, const AttentionShape& shape, const RopeTable& rope,
                             double dropout, KeptAttention* kept) {
-  const auto [heads, kv_heads, head_dim] = shape;
+  if (shape.kind == plan::AttentionKind::kEager) return eager_attention(qkv, shape, rope, dropout);
+  const auto [heads, kv_heads, head_dim, kind] = shape;
   const auto cosine = optional(rope.cosine), sine = optional(rope.sine);
   switch (attention_backend(qkv.device(), qkv.scalar_type(), qkv.size(1), head_dim, dropout)) {
     case AttentionBackend::kCpu:
@@ -292,6 +326,7 @@ at::Tensor causal_attention(const at::Tensor& qkv, const AttentionShape& shape, 
       return FusedAttentionFunction<CudnnFlash>::apply(qkv, cosine, sine, heads, kv_heads, head_dim, kept);
     case AttentionBackend::kFlash:
     case AttentionBackend::kAten:
+    case AttentionBackend::kEager:
       break;
   }
   return aten_attention(qkv, shape, rope, dropout);

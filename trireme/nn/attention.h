@@ -7,12 +7,15 @@
 #include <utility>
 #include <vector>
 
+#include "trireme/plan/choices.h"
+
 namespace trireme::nn {
 
 struct AttentionShape {
   int64_t heads = 0;     ///< query heads
   int64_t kv_heads = 0;  ///< key/value heads; divides heads
   int64_t head_dim = 0;
+  plan::AttentionKind kind = plan::AttentionKind::kAuto;  ///< model.attention
 };
 
 /// Cosines and sines of rotary positions: each (seq_len, head_dim / 2) fp32, or for places that differ from
@@ -41,10 +44,11 @@ enum class AttentionBackend {
   kCudnnOrdered,  ///< cuDNN, whose backward adds in a fixed order
   kCudnnFlash,    ///< cuDNN forward, FlashAttention backward, which torch can ask for a fixed order
   kFlash,         ///< FlashAttention, for documents (nn/documents.h); told to, it adds in a fixed order
-  kAten           ///< what ATen picks; told to, it picks what repeats its bits
+  kAten,          ///< what ATen picks; told to, it picks what repeats its bits
+  kEager          ///< products and a softmax in fp32, with a tensor of scores
 };
-/// The backend for these inputs. Where kernels::must_repeat() holds, one whose bits repeat at every length
-/// and head size:
+/// The backend of AttentionKind::kAuto for these inputs; that of kEager is kEager. Where
+/// kernels::must_repeat() holds, one whose bits repeat at every length and head size:
 /// - bf16 and fp16 with heads of a multiple of 8 up to 128: kCudnnOrdered on compute capability 9.0 (where
 ///   cuDNN has no such plan its backward is kCudnnFlash's), kCudnnFlash on others from 8.0 on;
 /// - bf16 and fp16 with other heads up to 256 (192 on 8.6, 8.9 and 12.x), or with dropout: kAten, which picks
@@ -73,8 +77,8 @@ std::vector<at::Tensor> kept_or_computed(KeptAttention* kept, const Compute& com
 
 /// qkv (B, T, (heads + 2 kv_heads) * head_dim), query | key | value heads -> (B, T, heads * head_dim).
 /// `rope` may hold undefined tensors: no rotation. qkv is consumed: its memory may be overwritten.
-/// `dropout` is the probability of dropping an attention weight. `kept` may be nullptr; kAten leaves it
-/// empty.
+/// `dropout` is the probability of dropping an attention weight. `kept` may be nullptr; kAten and
+/// kEager leave it empty.
 at::Tensor causal_attention(const at::Tensor& qkv, const AttentionShape& shape, const RopeTable& rope,
                             double dropout = 0.0, KeptAttention* kept = nullptr);
 

@@ -21,7 +21,7 @@ at::Tensor by_rank(const at::Tensor& x, int64_t heads, int64_t ranks) {
 
 at::Tensor UlyssesContext::attend(const at::Tensor& qkv, const AttentionShape& shape, const RopeTable& rope,
                                   double dropout, KeptAttention* kept, const Documents& documents) const {
-  const auto [heads, kv_heads, head_dim] = shape;
+  const auto [heads, kv_heads, head_dim, kind] = shape;
   const int64_t ranks = size();
   TRIREME_CHECK(plan::can_share_heads(heads, kv_heads, ranks),
                 "[nn.attention_in_context] {} ranks cannot share {} heads and {} key and value heads", ranks,
@@ -30,7 +30,7 @@ at::Tensor UlyssesContext::attend(const at::Tensor& qkv, const AttentionShape& s
   const at::Tensor sent = at::cat({by_rank(parts[0], heads, ranks), by_rank(parts[1], kv_heads, ranks),
                                    by_rank(parts[2], kv_heads, ranks)},
                                   3);
-  const AttentionShape mine{heads / ranks, std::max<int64_t>(1, kv_heads / ranks), head_dim};
+  const AttentionShape mine{heads / ranks, std::max<int64_t>(1, kv_heads / ranks), head_dim, kind};
   const at::Tensor made = attention_in_documents(exchange_tokens(sent), mine, rope, dropout, kept, documents);
   return exchange_heads(made).flatten(2, 3);
 }

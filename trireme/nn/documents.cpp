@@ -145,7 +145,7 @@ at::Tensor turned(const at::Tensor& heads, const RopeTable& rope) {
 /// Attention by ATen's own choice, in differentiable operations.
 at::Tensor masked_attention(const at::Tensor& qkv, const AttentionShape& shape, const RopeTable& rope,
                             double dropout, const at::Tensor& starts) {
-  const auto [heads, kv_heads, head_dim] = shape;
+  const auto [heads, kv_heads, head_dim, kind] = shape;
   const at::Tensor all = qkv.view({qkv.size(0), qkv.size(1), -1, head_dim}).transpose(1, 2);
   const at::Tensor output = at::scaled_dot_product_attention(
       turned(all.narrow(1, 0, heads), rope), turned(all.narrow(1, heads, kv_heads), rope),

@@ -9,8 +9,9 @@
 namespace trireme::nn {
 
 Gpt2Block::Gpt2Block(const plan::ModelConfig& config)
-    : heads_(config.n_heads), head_dim_(plan::head_dim(config)), dropout_(config.dropout) {
-  const int64_t width = config.d_model, query_width = heads_ * head_dim_;
+    : shape_{config.n_heads, config.n_heads, plan::head_dim(config), config.attention},
+      dropout_(config.dropout) {
+  const int64_t width = config.d_model, query_width = shape_.heads * shape_.head_dim;
   const auto conv = [](int64_t in, int64_t out) {
     return std::make_shared<Linear>(in, out, true, WeightLayout::kInOut);
   };
@@ -47,9 +48,8 @@ at::Tensor Gpt2Block::attention(const at::Tensor& x, const BlockOptions& options
 std::pair<at::Tensor, at::Tensor> Gpt2Block::attend(const at::Tensor& x, const BlockOptions& options) {
   const auto fp8 = options.fp8_of(BlockLayer::kQkv), out_fp8 = options.fp8_of(BlockLayer::kAttentionOutput);
   const auto out = [&](const at::Tensor& qkv) {
-    const at::Tensor attended =
-        attention_in_context(qkv, {heads_, heads_, head_dim_}, {}, drops() ? dropout_ : 0.0,
-                             options.attention, options.context, options.documents);
+    const at::Tensor attended = attention_in_context(qkv, shape_, {}, drops() ? dropout_ : 0.0,
+                                                     options.attention, options.context, options.documents);
     return dropped(attention_out_->forward(attended, {}, out_fp8, Output::kRead,
                                            {.before = {}, .after = options.joint}));
   };

@@ -26,7 +26,7 @@ class Gpt2Block : public torch::nn::Module {
   bool drops() const;
   at::Tensor dropped(const at::Tensor& x) const;
 
-  int64_t heads_, head_dim_;
+  AttentionShape shape_;
   double dropout_;
   std::shared_ptr<LayerNorm> ln_1_, ln_2_;
   std::shared_ptr<Linear> attention_in_, attention_out_, up_, down_;

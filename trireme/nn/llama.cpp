@@ -8,7 +8,7 @@
 namespace trireme::nn {
 
 LlamaBlock::LlamaBlock(const plan::ModelConfig& config)
-    : shape_{config.n_heads, config.n_kv_heads, plan::head_dim(config)} {
+    : shape_{config.n_heads, config.n_kv_heads, plan::head_dim(config), config.attention} {
   const int64_t width = config.d_model;
   const int64_t query_width = shape_.heads * shape_.head_dim, kv_width = shape_.kv_heads * shape_.head_dim;
   const auto plain = [](int64_t in, int64_t out) { return std::make_shared<Linear>(in, out, false); };

@@ -158,6 +158,12 @@ enum class CpKind {
 template <>
 inline constexpr auto kNames<CpKind> = std::to_array<std::string_view>({"auto", "ulysses", "ring"});
 
+/// How blocks compute attention: with the fastest kernels that fit, which keep no scores, or as its formula
+/// has it, in products and a softmax whose scores are kept for backward.
+enum class AttentionKind { kAuto, kEager };
+template <>
+inline constexpr auto kNames<AttentionKind> = std::to_array<std::string_view>({"auto", "eager"});
+
 /// In how many bits an optimizer keeps its numbers for each element. Formats with fewer bits than fp32 are
 /// rounded to at random; kInt8: eight neighbours share a power of two (kernels/moment_format.h).
 enum class OptimState { kFp32, kBf16, kInt8 };

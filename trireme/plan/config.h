@@ -59,6 +59,7 @@ struct ModelConfig {
   int64_t max_seq_len = 0;  ///< longest sequence, positions of gpt2's table; 0: data.seq_len
   bool tie_embeddings = true;
   double dropout = 0.0;
+  AttentionKind attention = AttentionKind::kAuto;
   double norm_eps = 1e-5;
   double rope_theta = 500000.0;
   RopeScaling rope_scaling = RopeScaling::kNone;

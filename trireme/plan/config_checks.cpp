@@ -182,6 +182,23 @@ class Checker {
     }
   }
 
+  /// Attention that keeps its scores: those of all heads and tokens, which nobody has along cp.
+  void check_attention() const {
+    if (model_.attention == AttentionKind::kAuto || reads_images(model_.family)) return;
+    const std::string asked = said("model.attention", model_.attention);
+    if (!family_.attends)
+      throw ConfigError("[plan.config] {} has no effect: {} has no attention over tokens; remove it", asked,
+                        said("model.family", model_.family));
+    const auto refuse = [&](const std::string& other) {
+      throw ConfigError("[plan.config] {} cannot be combined with {}; set model.attention=auto", asked,
+                        other);
+    };
+    if (config_.parallel.cp > 1) refuse(said("parallel.cp", config_.parallel.cp));
+    if (config_.data.reset_attention) refuse(said("data.reset_attention", true));
+    if (config_.memory.recompute == Recompute::kAllButAttention)
+      refuse(said("memory.recompute", config_.memory.recompute));
+  }
+
   void check_nf4() const {
     const std::string base = said("adapter.base", model_.adapter.base);
     if (config_.precision.fp8.recipe != Fp8::kOff)
@@ -315,7 +332,8 @@ class Checker {
 
   /// Keys of models and data of the other kind.
   void check_kind() const {
-    static constexpr std::string_view kOfText[] = {"model.norm_eps",
+    static constexpr std::string_view kOfText[] = {"model.attention",
+                                                   "model.norm_eps",
                                                    "model.rope_theta",
                                                    "model.rope_factor",
                                                    "model.rope_low_freq_factor",
@@ -332,6 +350,7 @@ class Checker {
         "data.resized_crop",     "data.least_area",     "data.mixup",       "data.threads"};
     check_format();
     check_reset_attention();
+    check_attention();
     check_mixture();
     const std::string family = said("model.family", model_.family);
     if (config_.data.kind == DataKind::kText) return refuse_keys(kOfImages, "image models", family);

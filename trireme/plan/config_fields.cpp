@@ -135,6 +135,9 @@ void add_model(Table& table, ModelConfig& model) {
   table.push_back(
       flag("model.tie_embeddings", model.tie_embeddings, "the head shares the weights of the embedding"));
   table.push_back(number("model.dropout", model.dropout, 0, "dropout probability (gpt2 only); below 1", 1));
+  table.push_back(choice("model.attention", model.attention,
+                         "how attention is computed; auto: the fastest kernels that fit; eager: products and "
+                         "a softmax that keep every score, to compare with"));
   table.push_back(number("model.norm_eps", model.norm_eps, 0, "epsilon added to the variance in norms"));
   table.push_back(number("model.rope_theta", model.rope_theta, 1, "llama: base of the rotary frequencies"));
   table.push_back(choice("model.rope_scaling", model.rope_scaling,

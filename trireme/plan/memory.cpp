@@ -69,7 +69,8 @@ BlockBytes kept_by_unit(const UnitSpec& unit, const Config& config, const ModelF
   const int64_t layer = found - facts.units.begin() - 1;
   if (layer < 0 || layer >= config.model.n_layers) return {};
   const BlockPart part = attention ? BlockPart::kAttention : rest ? BlockPart::kRest : BlockPart::kWhole;
-  BlockBytes bytes = block_bytes(config.model, config.precision, config.memory, layer, part);
+  BlockBytes bytes =
+      block_bytes(config.model, config.data.seq_len, config.precision, config.memory, layer, part);
   bytes.saved += kept_as_rows(config.model, config.precision, config.memory, facts.split, layer, part);
   const bool fp8 = multiplies_in_fp8(config.precision.fp8, layer, config.model.n_layers);
   const int64_t gathered = entered_and_left(unit) * config.model.d_model;
@@ -268,20 +269,23 @@ int64_t widest_output(const ModelConfig& held) {
   return family.attends ? std::max(inner, query_width(held) + 2 * kv_width(held)) : inner;
 }
 
-/// What a block keeps beyond what is kept anyway, while it is computed again, and the gradient of its widest
-/// output. Blocks of models of images are small beside what is kept.
-int64_t recomputed_block(const Config& config, const ModelFacts& facts, int64_t sequences, Device device) {
-  if (!computes_blocks_again(config.memory.recompute) || reads_images(config.model.family)) return 0;
+/// What a block has in its backward pass beyond what is kept anyway: what it computes again with the gradient
+/// of its widest output, and gradients of attention's scores. Blocks of models of images are small beside
+/// what is kept.
+int64_t block_in_backward(const Config& config, const ModelFacts& facts, int64_t sequences, Device device) {
+  if (reads_images(config.model.family)) return 0;
+  const ModelConfig held = split_model(complete(config.model, config.data.seq_len), facts.split);
+  const int64_t tokens = sequences / facts.split.contexts;
+  const int64_t scores = tokens * score_gradient_bytes(held, config.data.seq_len);
+  if (!computes_blocks_again(config.memory.recompute)) return scores;
   MemoryConfig keeps_all = config.memory;
   keeps_all.recompute = Recompute::kNone;
   const ModelFacts whole =
       describe(config.model, config.data.seq_len, config.precision, keeps_all, facts.split);
   const int64_t more =
       activation_bytes(whole, sequences, device) - activation_bytes(facts, sequences, device);
-  const ModelConfig held = split_model(complete(config.model, config.data.seq_len), facts.split);
-  const int64_t gradient =
-      sequences / facts.split.contexts * widest_output(held) * bytes_of(config.precision.compute);
-  return more / std::max<int64_t>(1, config.model.n_layers) + gradient;
+  const int64_t widest = tokens * widest_output(held) * bytes_of(config.precision.compute);
+  return more / std::max<int64_t>(1, config.model.n_layers) + std::max(widest, scores);
 }
 
 int64_t copy_on_device(const RankBytes& bytes) {
@@ -371,7 +375,7 @@ RankBytes bytes_of_rank(const Config& config, const ModelFacts& facts, const Bat
                                         : activation_bytes(facts, sequences, device),
                   .boundaries = kept_bytes(program)[Role::kBoundary],
                   .logits = loss.of(in_flight),
-                  .recomputed = recomputed_block(config, facts, sequences, device),
+                  .in_backward = block_in_backward(config, facts, sequences, device),
                   .decoded = decoded_bytes(facts, bytes_of(config.precision.compute)),
                   .baseline = process_baseline(device, ranks)};
   const EngineSetting setting = engine_setting(config, mesh, batch.accumulation, device);
@@ -383,7 +387,7 @@ RankBytes bytes_of_rank(const Config& config, const ModelFacts& facts, const Bat
                                       .loss_again = loss.at_work_again,
                                       .loss_kept = loss.kept,
                                       .activations = beside_buckets,
-                                      .recomputed = bytes.recomputed,
+                                      .in_backward = bytes.in_backward,
                                       .decoded = bytes.decoded,
                                       .pooled = pooled_by(config, summing.shard_ranks(), device)});
   if (!saves_in_place(config, device))

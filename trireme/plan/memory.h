@@ -46,8 +46,9 @@ struct RankBytes {
   int64_t activations = 0;
   int64_t boundaries = 0;  ///< buffers for tensors that stages receive
   int64_t logits = 0;
-  int64_t recomputed = 0;  ///< by a block that is computed again in backward, until it is done
-  int64_t decoded = 0;     ///< weights of a product that are held in four bits, while it reads them
+  /// Held by the block that goes backward: what it computes again, and gradients of attention's scores.
+  int64_t in_backward = 0;
+  int64_t decoded = 0;  ///< weights of a product that are held in four bits, while it reads them
   int64_t baseline = 0;
   /// The copy that saves are written from, in the host's memory (saved_copy.h); 0: the run saves nothing.
   int64_t saved_copy = 0;

@@ -55,11 +55,24 @@ LinearFeatures operator+(const LinearFeatures& a, const LinearFeatures& b) {
   return {.taken = a.taken + b.taken, .made = a.made + b.made, .biased = a.biased + b.biased};
 }
 
-double saved_bytes(const ModelConfig& model, const PrecisionConfig& precision, const MemoryConfig& memory) {
+double saved_bytes(const ModelConfig& model, int64_t seq_len, const PrecisionConfig& precision,
+                   const MemoryConfig& memory) {
   double bytes = 0.0;
   for (int64_t layer = 0; layer < model.n_layers; ++layer)
-    bytes += static_cast<double>(block_bytes(model, precision, memory, layer).saved);
+    bytes += static_cast<double>(block_bytes(model, seq_len, precision, memory, layer).saved);
   return bytes;
+}
+
+/// What attention of one token keeps with model.attention=eager, beyond what fused kernels do: a copy of the
+/// queries, and of the keys and values of each, in place of those in one piece; probabilities in fp32, and
+/// once more as they meet the values where they are rounded or dropped, with a byte of the mask. Fused
+/// kernels keep an fp32 log-sum-exp a head.
+int64_t eager_bytes(const ModelConfig& model, int64_t seq_len, int64_t element) {
+  if (model.attention != AttentionKind::kEager) return 0;
+  const int64_t copies = 2 * (query_width(model) - kv_width(model));
+  const bool drops = model.dropout > 0.0;
+  const int64_t of_score = kFp32Bytes + (drops || element < kFp32Bytes ? element : 0) + (drops ? 1 : 0);
+  return element * copies + model.n_heads * (seq_len * of_score - kFp32Bytes);
 }
 
 }  // namespace
@@ -89,8 +102,8 @@ int64_t UnitSpec::numel() const {
 /// output and an fp32 log-sum-exp a head, too. With FP8 the inputs of linear layers
 /// are kept in one byte an element: what is cheap to compute again, and attention's output beside itself. A
 /// frozen layer keeps no input, and its adapter keeps what it reads in the dtype of computation.
-BlockBytes block_bytes(const ModelConfig& model, const PrecisionConfig& precision, const MemoryConfig& memory,
-                       int64_t layer, BlockPart part) {
+BlockBytes block_bytes(const ModelConfig& model, int64_t seq_len, const PrecisionConfig& precision,
+                       const MemoryConfig& memory, int64_t layer, BlockPart part) {
   const ModelFamilyRecord& family = record_of(model.family);
   const int64_t element = bytes_of(precision.compute);
   const bool attends = part != BlockPart::kRest, again = layer % memory.recompute_every == 0,
@@ -112,12 +125,18 @@ BlockBytes block_bytes(const ModelConfig& model, const PrecisionConfig& precisio
   if (cheap > 0 && part == BlockPart::kAttention) cheap -= element * rest.taken;
   if (cheap > 0 && part == BlockPart::kRest) cheap = element * rest.taken;
   bytes.saved = element * (linears.taken + linears.made) - cheap + adapter_bytes(model, part, element);
-  if (attends) bytes.saved += family.saved_bytes(model, element) - element * (whole.taken + whole.made);
+  if (attends)
+    bytes.saved += family.saved_bytes(model, element) - element * (whole.taken + whole.made) +
+                   eager_bytes(model, seq_len, element);
   const bool adapted = model.adapter.kind != AdapterKind::kNone;
   if (attends && fp8 && !adapted) bytes.saved += query_width(model);
   if (!again || memory.recompute != Recompute::kCheap)
     bytes.saved += adapted ? read_bytes(model, part, element) : fp8 ? cheap / element : cheap;
   return bytes;
+}
+
+int64_t score_gradient_bytes(const ModelConfig& model, int64_t seq_len) {
+  return model.attention == AttentionKind::kEager ? 2 * kFp32Bytes * model.n_heads * seq_len : 0;
 }
 
 int64_t head_dim(const ModelConfig& model) {
@@ -154,7 +173,7 @@ ModelFacts describe(const ModelConfig& incomplete, int64_t seq_len, const Precis
   const double attention = attends ? static_cast<double>(seq_len * query_width(model) * model.n_layers) : 0.0;
   facts.flops_per_token =
       6.0 * static_cast<double>(matmul.all) - 2.0 * static_cast<double>(matmul.frozen) + 6.0 * attention;
-  facts.saved_bytes_per_token = saved_bytes(model, precision, memory);
+  facts.saved_bytes_per_token = saved_bytes(model, seq_len, precision, memory);
   return facts;
 }
 

@@ -107,9 +107,13 @@ struct BlockBytes {
   int64_t between_halves = 0;
 };
 enum class BlockPart { kWhole, kAttention, kRest };
-/// `model` is complete (see complete()) and a language model.
-BlockBytes block_bytes(const ModelConfig& model, const PrecisionConfig& precision, const MemoryConfig& memory,
-                       int64_t layer, BlockPart part = BlockPart::kWhole);
+/// `model` is complete (see complete()) and a language model, `seq_len` the tokens of a sequence, whose
+/// scores model.attention=eager keeps.
+BlockBytes block_bytes(const ModelConfig& model, int64_t seq_len, const PrecisionConfig& precision,
+                       const MemoryConfig& memory, int64_t layer, BlockPart part = BlockPart::kWhole);
+/// Bytes that one token needs beside what is kept while a block's attention goes backward: gradients of its
+/// scores before and behind the softmax, in fp32, with model.attention=eager; else 0.
+int64_t score_gradient_bytes(const ModelConfig& model, int64_t seq_len);
 
 /// `seq_len` is T above. Fields left at 0 in `model` take their defaults first (see complete()).
 ModelFacts describe(const ModelConfig& model, int64_t seq_len, const PrecisionConfig& precision = {},

@@ -147,7 +147,7 @@ int64_t gathered_bytes(const StepProgram& program) {
 }
 
 int64_t StepPeak::total() const {
-  return bounded_sum({kept, gathered, activations, boundaries, for_loss, recomputed, decoded});
+  return bounded_sum({kept, gathered, activations, boundaries, for_loss, in_backward, decoded});
 }
 
 StepPeak peak_of_step(const StepProgram& program, const BesideProgram& beside) {
@@ -168,7 +168,7 @@ StepPeak peak_of_step(const StepProgram& program, const BesideProgram& beside) {
             {held[at][Role::kActivations], bounded_product(in_flight[at].activations, beside.activations)}),
         .boundaries = held[at][Role::kBoundary],
         .for_loss = loss_bytes(in_flight[at], beside),
-        .recomputed = is_backward(kind) ? beside.recomputed : 0,
+        .in_backward = is_backward(kind) ? beside.in_backward : 0,
         .decoded = computes(kind) ? beside.decoded : 0};
     if (now.total() > most.total()) most = now;
   }

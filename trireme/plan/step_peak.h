@@ -21,7 +21,7 @@ struct BesideProgram {
   int64_t loss_again = 0;    ///< in the first action of the micro-batch's backward pass
   int64_t loss_kept = 0;     ///< from that action on, until the first one of the micro-batch's backward pass
   int64_t activations = 0;   ///< from that action on, up to that one, where the program has none
-  int64_t recomputed = 0;    ///< by a unit that is computed again, in its backward pass
+  int64_t in_backward = 0;   ///< by a unit in its backward pass, beside what it kept
   int64_t decoded = 0;       ///< in forward and backward passes of units
   Pooled pooled = Pooled::kNothing;
 };
@@ -33,7 +33,7 @@ struct StepPeak {
   int64_t gathered = 0;     ///< parameters that are gathered for use, gradients and their sums
   int64_t activations = 0;  ///< of all micro-batches
   int64_t boundaries = 0;   ///< for what stages receive
-  int64_t for_loss = 0, recomputed = 0, decoded = 0;  ///< as BesideProgram has them
+  int64_t for_loss = 0, in_backward = 0, decoded = 0;  ///< as BesideProgram has them
   /// The largest int64_t where the sum does not fit.
   int64_t total() const;
 };

@@ -115,6 +115,8 @@ class WorkCounter {
   void add_linear(UnitWork& work, const LinearWork& layer, bool fp8) const;
   void add_lengths(UnitWork& work, const UnitSpec& unit) const;
   void add_attention(UnitWork& work) const;
+  void add_eager_attention(UnitWork& work) const;
+  void add_fused_attention(UnitWork& work) const;
   void add_activation(UnitWork& work, double inner) const;
   void add_again(UnitWork& work, const UnitSpec& unit, int64_t layer, size_t last_product) const;
 
@@ -173,19 +175,55 @@ void WorkCounter::add_lengths(UnitWork& work, const UnitSpec& unit) const {
   }
 }
 
-void WorkCounter::add_attention(UnitWork& work) const {
+/// Products of all tokens with all, of which the mask hides half, and passes over the scores: forward the
+/// mask is added, and the softmax reads and writes fp32, as does its gradient.
+void WorkCounter::add_eager_attention(UnitWork& work) const {
+  const auto length = static_cast<double>(config_.data.seq_len), width = static_cast<double>(head_dim(held_));
+  const double rows = tokens_ * static_cast<double>(held_.n_heads), scores = rows * length;
+  const auto product = [&](std::vector<Work>& to, double n, double k) {
+    to.push_back({TimeCause::kAttention, rates_.product(dtype_, ProductPass::kForward, rows, n, k),
+                  KernelKind::kGemm, 2.0 * rows * n * k,
+                  (rows * (n + k) + rows / length * n * k) * element_});
+  };
+  const auto pass = [&](std::vector<Work>& to, double bytes, double rate) {
+    to.push_back({TimeCause::kAttention, bytes / rate});
+  };
+  product(work.forward, length, width);
+  pass(work.forward, scores * (2.0 * element_ + 2.0 * kFp32Bytes), memory_.add);
+  product(work.forward, width, length);
+  for (int i = 0; i < 2; ++i) {  // of both operands of each product
+    product(work.backward_input, length, width);
+    product(work.backward_input, width, length);
+  }
+  pass(work.backward_input, scores * (element_ + 3.0 * kFp32Bytes), memory_.add);
+  if (element_ == kFp32Bytes) return;
+  pass(work.forward, scores * 2.0 * (element_ + kFp32Bytes), memory_.copy);
+  pass(work.backward_input, scores * 2.0 * (element_ + kFp32Bytes), memory_.copy);
+}
+
+void WorkCounter::add_fused_attention(UnitWork& work) const {
   const AttentionRate rate = rates_.attention_of(dtype_, config_.data.seq_len, head_dim(held_));
   const double flops =
       2.0 * static_cast<double>(config_.data.seq_len) * static_cast<double>(query_width(held_)) * tokens_;
   // Queries, keys, values and the output; backward those, the output's gradient and three gradients.
-  const auto both = static_cast<double>(2 * (query_width(held_) + kv_width(held_)));
-  const double bytes = moved(both, tokens_);
+  const double bytes = moved(static_cast<double>(2 * (query_width(held_) + kv_width(held_))), tokens_);
   work.forward.push_back({TimeCause::kAttention, flops / rate.forward, KernelKind::kAttention, flops, bytes});
   work.backward_input.push_back(
       {TimeCause::kAttention, 2.0 * flops / rate.backward, KernelKind::kAttention, 2.0 * flops, 2.0 * bytes});
+}
+
+/// Eager attention rotates queries and keys by several passes in fp32.
+void WorkCounter::add_attention(UnitWork& work) const {
+  const bool eager = held_.attention == AttentionKind::kEager;
+  eager ? add_eager_attention(work) : add_fused_attention(work);
   if (!family_.rotates) return;
-  work.forward.push_back(pass_of(KernelKind::kRope, bytes, memory_.add));
-  work.backward_input.push_back(pass_of(KernelKind::kRope, bytes, memory_.add));
+  constexpr double kEagerPasses = 6.0;
+  const double features = static_cast<double>(2 * (query_width(held_) + kv_width(held_)));
+  const Work rotation =
+      eager ? pass_of(KernelKind::kOther, kEagerPasses * moved(features, tokens_), memory_.add)
+            : pass_of(KernelKind::kRope, moved(features, tokens_), memory_.add);
+  work.forward.push_back(rotation);
+  work.backward_input.push_back(rotation);
 }
 
 /// A gate doubles what the activation reads: features of the layer before it, of which `inner` are made.

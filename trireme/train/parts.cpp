@@ -134,6 +134,7 @@ namespace {
 
 nn::AttentionBackend attention_of(const Parts& parts) {
   const plan::ModelConfig& model = parts.config.model;
+  if (model.attention == plan::AttentionKind::kEager) return nn::AttentionBackend::kEager;
   const at::Device device = parts.world->device();
   const at::ScalarType dtype = dtype_of(parts.config.precision.compute);
   const int64_t head_dim = plan::head_dim(model);
@@ -190,7 +191,7 @@ void announce(const Parts& parts) {
              plan.schedule.name, plan.schedule.micro_batches,
              plan.schedule.spread_head ? ", the head spread over all of them" : "");
   }
-  if (has_attention(parts) && parts.on_gpu()) {
+  if (has_attention(parts) && (parts.on_gpu() || attention_of(parts) == nn::AttentionBackend::kEager)) {
     log_info("kernels attention by {}, logits in parts of {} MiB", nn::name(attention_of(parts)),
              config.memory.loss_chunk_mib);
   }

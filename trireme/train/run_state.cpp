@@ -41,8 +41,8 @@ bool must_be_equal(const std::string& key) {
                                              "data.mixup",
                                              "data.reset_attention",
                                              "optim.name"};
-  static const std::set<std::string> free = {"model.preset", "model.dropout", "model.weights",
-                                             "adapter.dropout", "adapter.weights"};
+  static const std::set<std::string> free = {"model.preset",  "model.dropout",   "model.attention",
+                                             "model.weights", "adapter.dropout", "adapter.weights"};
   const bool of_model = key.starts_with("model.") || key.starts_with("adapter.");
   return keys.contains(key) || (of_model && !free.contains(key));
 }

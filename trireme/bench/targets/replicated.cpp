@@ -30,6 +30,26 @@ Target ddp_flash() {
       {.name = "ddp_flash",
        .chapters = {kTrainLab},
        .aliases = {"ddp_flash_multigpu"},
+       .summary = "DDP whose attention is fused, against products and a softmax that keep every score",
+       .workload = {},
+       .declared = {.difference = "model.attention",
+                    .expected =
+                        "fused attention takes less time and memory, the more so the longer sequences are",
+                    .arms = {{.name = "eager", .keys = {"model.attention=eager"}},
+                             {.name = "fused", .keys = {"model.attention=auto"}, .owed = Owed::kSameLosses}}},
+       .documents = {
+           .difference = "model.attention, and buckets of 50 MiB in place of 25",
+           .expected = "optimized takes less time",
+           .arms = {{.name = "baseline", .keys = {"model.attention=eager", "parallel.bucket_mib=25"}},
+                    {.name = "optimized",
+                     .keys = {"model.attention=auto", "parallel.bucket_mib=50"},
+                     .owed = Owed::kSameLosses}}}});
+}
+
+Target ddp_buckets() {
+  return on_language_model(
+      {.name = "ddp_buckets",
+       .chapters = {kTrainLab},
        .summary = "The size of DDP's gradient buckets: one per block, small ones, and one for the model",
        .workload = {},
        .on_cpu = {},
@@ -97,7 +117,7 @@ Target symmem() {
 }  // namespace
 
 std::vector<Target> replicated_targets() {
-  return {ddp(), ddp_flash(), ddp_compression(), symmem()};
+  return {ddp(), ddp_flash(), ddp_buckets(), ddp_compression(), symmem()};
 }
 
 }  // namespace trireme::bench
