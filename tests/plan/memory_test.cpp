@@ -236,11 +236,27 @@ TEST(RankBytes, ABlockIsComputedAgainWhereThereAreNoLogits) {
   EXPECT_EQ(large.step.for_loss, large.logits);
 }
 
+/// A micro-batch of 4 sequences of 2048 rows of 2048 bf16, which is a power of two.
+TEST(RankBytes, GpusAlongTpShareRowsOfActivations) {
+  Config config = load({.overrides = {"model.preset=llama-1b", "precision.compute=bf16", "data.seq_len=2048",
+                                      "train.micro_batch=4", "train.global_batch=4", "parallel.tp=2"}},
+                       Environment())
+                      .config;
+  EXPECT_EQ(rank_bytes(config, 2, Device::kCuda).exchanged, 4 * 2048 * 2048 * 2);
+  EXPECT_EQ(rank_bytes(config, 2, Device::kCpu).exchanged, 0);
+  config.train.micro_batch = 1;
+  config.data.seq_len = 1536;
+  EXPECT_EQ(rank_bytes(config, 2, Device::kCuda).exchanged, 2048 * 2048 * 2) << "the next power of two";
+  config.comm.peer_memory = false;
+  EXPECT_EQ(rank_bytes(config, 2, Device::kCuda).exchanged, 0);
+}
+
 TEST(RankBytes, AddUpEveryTermOnce) {
   // Powers of two: a sum shows which terms it has.
   RankBytes bytes{.state = {.parameters = 1, .gradients = 2, .optimizer = 4},
                   .activations = 16,
                   .boundaries = 32,
+                  .exchanged = int64_t{1} << 20,
                   .baseline = 128,
                   .saved_copy = 256,
                   .step = {.kept = 512,
@@ -250,12 +266,12 @@ TEST(RankBytes, AddUpEveryTermOnce) {
                            .for_loss = 8192,
                            .in_backward = 16384,
                            .decoded = 32768}};
-  EXPECT_EQ(bytes.peak(), 65535 - 511 + 256 + 128);
+  EXPECT_EQ(bytes.peak(), (1 << 20) + 65535 - 511 + 256 + 128);
   EXPECT_EQ(bytes.least(), 1 + 2 + 4 + 256) << "more than parameters, optimizer, activations and boundaries";
   bytes.activations = 1024;
   EXPECT_EQ(bytes.least(), 1 + 4 + 1024 + 32);
   bytes.pinned_copy = 256;
-  EXPECT_EQ(bytes.peak(), 65535 - 511 + 128) << "the copy is in the host's memory";
+  EXPECT_EQ(bytes.peak(), (1 << 20) + 65535 - 511 + 128) << "the copy is in the host's memory";
 }
 
 TEST(RankBytes, OnlyTheLastStageHasLogits) {

@@ -81,6 +81,16 @@ TEST_F(ConversationRun, InStagesHasTheLossesOfOneRank) {
   expect_like_one_rank(parallel, 2, 2);
 }
 
+/// Ranks along cp have different numbers of targets that count.
+TEST_F(ConversationRun, InStagesOfSplitSequencesHasTheLossesOfOneRank) {
+  plan::ParallelConfig parallel;
+  parallel.pp = parallel.cp = 2;
+  for (const plan::CpKind kind : {plan::CpKind::kUlysses, plan::CpKind::kRing}) {
+    parallel.cp_kind = kind;
+    expect_like_one_rank(parallel, 4, 2);
+  }
+}
+
 TEST_F(ConversationRun, GoesOnExactlyWhereItWasStopped) {
   config_.train.steps = 12;
   config_.train.micro_batch = 2;

@@ -8,6 +8,7 @@
 #include "tests/train/staged_fixture.h"
 #include "trireme/plan/given_program.h"
 #include "trireme/plan/memory.h"
+#include "trireme/plan/tensor_split.h"
 
 namespace trireme::train {
 namespace {
@@ -33,7 +34,8 @@ class StepProgramTest : public StagedTest {
     const plan::MeshShape mesh = plan::MeshShape::fit(config.parallel, ranks);
     const plan::BatchPlan batch = plan::plan_batch(config, mesh);
     const plan::ModelFacts facts =
-        plan::describe(config.model, config.data.seq_len, config.precision, config.memory);
+        plan::describe(config.model, config.data.seq_len, config.precision, config.memory,
+                       plan::TensorSplit{.ranks = config.parallel.tp});
     return plan::config_programs(config, facts, batch,
                                  plan::engine_setting(config, mesh, batch.accumulation));
   }
@@ -97,6 +99,51 @@ TEST_F(StepProgramTest, WhatIsPrintedOfAPipelineTrainsTheSame) {
 }
 
 /// The next unit is gathered before the one in use computes, in every pass forward.
+/// Backward ends at the first adapter, and some stages have none.
+TEST_F(StepProgramTest, WhatIsPrintedWithAdaptersTrainsTheSame) {
+  config_.model.adapter.rank = 2;
+  config_.train.micro_batch = 2;
+  config_.train.steps = 2;
+  for (const bool tied : {false, true}) {
+    config_.model.tie_embeddings = tied;
+    for (const ScheduleName schedule : {ScheduleName::k1F1B, ScheduleName::kZbH1, ScheduleName::kZbV,
+                                        ScheduleName::kInterleaved1F1B, ScheduleName::kDualPipeV}) {
+      config_.model.adapter.kind = tied ? plan::AdapterKind::kDora : plan::AdapterKind::kLora;
+      config_.pipeline.schedule = schedule;
+      config_.train.step_program.clear();
+      const std::string planned = digest(2, 1);
+      give(programs(2));
+      EXPECT_EQ(digest(2, 1), planned) << plan::name(schedule) << (tied ? ", tied" : "");
+    }
+  }
+  config_.pipeline.schedule = ScheduleName::kGpipe;
+  config_.model.n_layers = 3;
+  config_.train.step_program.clear();
+  const std::string planned = digest(4, 1);
+  give(programs(4));
+  EXPECT_EQ(digest(4, 1), planned) << "the last stage has the head alone";
+}
+
+/// The text has the sizes of the first rank along tp, which has a word more.
+TEST_F(StepProgramTest, WhatIsPrintedForAnUnevenVocabularyTrainsTheSame) {
+  config_.model.vocab_size = 257;
+  config_.parallel.tp = 2;
+  for (const int64_t pp : {1, 2}) {
+    config_.train.step_program.clear();
+    config_.parallel.pp = pp;
+    const auto outcome_of = [&] {
+      run(2 * pp);
+      return recorder_.summary;
+    };
+    const RunSummary planned = outcome_of();
+    give(programs(2 * pp));
+    const RunSummary given = outcome_of();
+    EXPECT_EQ(given.weights_digest, planned.weights_digest) << pp;
+    EXPECT_EQ(given.cost.measured_wire_bytes, given.cost.predicted_wire_bytes) << pp;
+    EXPECT_EQ(given.cost.predicted_wire_bytes, planned.cost.predicted_wire_bytes) << pp;
+  }
+}
+
 TEST_F(StepProgramTest, GathersMayComeEarlier) {
   config_.parallel.policy = PolicyName::kFsdp;
   config_.train.micro_batch = 4;

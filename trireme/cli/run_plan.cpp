@@ -59,6 +59,7 @@ double estimated_step(const plan::PipelinePlan& plan) {
 std::string spread_head_text(const RunPlan& run, plan::Config config) {
   if (!run.pipeline->schedule.spread_head) return {};
   config.pipeline.spread_head = false;
+  config.train.step_program.clear();
   const double without = estimated_step(plan::plan_pipeline(config, run.batch));
   return fmt::format("; a step is estimated {:.2f} times as long as with the head in the last stage",
                      estimated_step(*run.pipeline) / without);
@@ -77,6 +78,7 @@ std::string peak_text(const plan::RankBytes& needed) {
   add(step.in_backward, "of a block that goes backward");
   add(step.decoded, "decoded weights");
   add(needed.pinned_copy == 0 ? needed.saved_copy : 0, "copied for a checkpoint");
+  add(needed.exchanged, "that others read");
   add(needed.baseline, "for the process");
   return fmt::format("{} per rank: {}", bytes_text(needed.peak()), join(parts, ", "));
 }
@@ -186,6 +188,10 @@ RunPlan plan_run(const plan::Config& given, plan::Device device, int64_t ranks, 
   if (config.parallel.pp > 1) run.pipeline = plan::plan_pipeline(config, run.batch);
   run.by_pp_rank = plan::bytes_by_pp_rank(config, ranks, device, run.pipeline.value_or(plan::PipelinePlan()));
   run.needed = *std::ranges::max_element(run.by_pp_rank, {}, &plan::RankBytes::peak);
+  if (!config.train.step_program.empty()) {  // before ranks start
+    plan::config_programs(config, run.held, run.batch,
+                          plan::engine_setting(config, run.mesh, run.batch.accumulation, device));
+  }
   return run;
 }
 
@@ -264,6 +270,7 @@ std::string to_json(const RunPlan& run, const plan::Config& config) {
                  {"loss", step.for_loss}, {"process", bytes.baseline}, {"total", bytes.peak()}};
     if (step.in_backward > 0) peak["in_backward"] = step.in_backward;
     if (step.decoded > 0) peak["decoded"] = step.decoded;
+    if (bytes.exchanged > 0) peak["exchanged"] = bytes.exchanged;
     if (step.boundaries > 0) peak["boundaries"] = step.boundaries;
     if (bytes.saved_copy > 0) peak["checkpoint_copy"] = bytes.pinned_copy > 0 ? 0 : bytes.saved_copy;
     return peak;

@@ -313,6 +313,7 @@ std::string StepText::totals() const {
     for (const auto& [bytes, what] : {std::pair{needed.step.for_loss, "for the loss"},
                                       {needed.step.in_backward, "a block backward"},
                                       {needed.step.decoded, "decoded weights"},
+                                      {needed.exchanged, "read by others"},
                                       {needed.baseline, "process"}})
       if (bytes > 0) more.push_back(fmt::format("{} {}", what, bytes_text(bytes)));
     table.add_row({"in addition", "predicted: " + join(more, ", ")});

@@ -47,7 +47,9 @@ void check_alike(const std::vector<std::vector<double>>& rows, const comm::Mesh&
   struct PipelineRows {
     std::optional<size_t> any, inputs, targets;  ///< the first rank of it, and the first with either
   };
-  std::vector<PipelineRows> pipelines(static_cast<size_t>(mesh.shape.dp_size()));
+  // Ranks along cp have other tokens, and so other weights: each has a pipeline of its own.
+  const plan::MeshShape data = mesh.shape.of_engine();
+  std::vector<PipelineRows> pipelines(static_cast<size_t>(data.dp_size()));
   const auto& ranks = mesh.all->ranks();
   for (size_t i = 0; i < rows.size(); ++i) {
     if (rows[i][kCount] != rows[0][kCount]) {
@@ -57,7 +59,7 @@ void check_alike(const std::vector<std::vector<double>>& rows, const comm::Mesh&
           "weight of 0 where there is nothing more",
           ranks[i], rows[i][kCount], ranks[0], rows[0][kCount]);
     }
-    PipelineRows& here = pipelines[static_cast<size_t>(mesh.shape.dp_rank(ranks[i]))];
+    PipelineRows& here = pipelines[static_cast<size_t>(data.dp_rank(ranks[i]))];
     if (!here.any) here.any = i;
     if (!here.inputs && rows[i][kInputs] >= 0.0) here.inputs = i;
     if (!here.targets && rows[i][kTargets] >= 0.0) here.targets = i;
@@ -71,7 +73,7 @@ void check_alike(const std::vector<std::vector<double>>& rows, const comm::Mesh&
         ranks[*inputs], rows[*inputs][kInputs], ranks[*targets], rows[*targets][kTargets]);
   };
   for (size_t i = 0; i < rows.size(); ++i) {
-    const PipelineRows& here = pipelines[static_cast<size_t>(mesh.shape.dp_rank(ranks[i]))];
+    const PipelineRows& here = pipelines[static_cast<size_t>(data.dp_rank(ranks[i]))];
     const size_t first = *here.any;
     if (rows[i][kWeights] != rows[first][kWeights]) {
       const char* const how = rows[i][kWeights] < 0.0 || rows[first][kWeights] < 0.0 ? "no" : "other";

@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <iterator>
+#include <map>
 #include <set>
+#include <tuple>
 
 #include "trireme/base/error.h"
 #include "trireme/base/text.h"
@@ -104,6 +106,35 @@ void check_rank(const StepProgram& given, const StepProgram& planned) {
   check_work(given, planned);
 }
 
+/// What an action or a buffer is, apart from sizes and place.
+using Which = std::tuple<int, int64_t, int64_t, int64_t, int64_t, int>;
+Which which(const Action& action) {
+  return {static_cast<int>(action.kind),   action.unit, action.micro_batch, action.stage, action.peer,
+          static_cast<int>(action.message)};
+}
+Which which(const Buffer& buffer) {
+  return {static_cast<int>(buffer.role), buffer.unit, buffer.micro_batch, 0, 0, 0};
+}
+
+/// `given`, in the sizes of another rank along tp, whose planned step is `own` where that of the first is
+/// `first`: parts of a vocabulary may differ by a word.
+void take_sizes(StepProgram& given, const StepProgram& first, const StepProgram& own) {
+  std::map<Which, std::vector<Transfer>> transfers;
+  for (const Action& action : own.actions) transfers.emplace(which(action), action.transfers);
+  std::map<std::pair<Which, int64_t>, int64_t> bytes;
+  for (size_t i = 0; i < own.buffers.size(); ++i)
+    bytes.emplace(std::pair(which(first.buffers[i]), first.buffers[i].bytes), own.buffers[i].bytes);
+  given.units = own.units;
+  for (Action& action : given.actions) {
+    if (const auto found = transfers.find(which(action)); found != transfers.end())
+      action.transfers = found->second;
+  }
+  for (Buffer& buffer : given.buffers) {
+    if (const auto found = bytes.find({which(buffer), buffer.bytes}); found != bytes.end())
+      buffer.bytes = found->second;
+  }
+}
+
 }  // namespace
 
 std::string programs_to_text(const std::vector<StepProgram>& programs) {
@@ -157,7 +188,8 @@ void order_as_given(Schedule& schedule, const Config& config) {
 }
 
 std::vector<StepProgram> given_programs(const Config& config, const BatchPlan& batch,
-                                        const std::vector<StepProgram>& planned) {
+                                        const std::vector<StepProgram>& planned,
+                                        const std::vector<StepProgram>& own) {
   std::vector<StepProgram> given = read_programs(config, planned.size());
   const std::string& file = config.train.step_program;
   size_t rank = 0;
@@ -166,9 +198,10 @@ std::vector<StepProgram> given_programs(const Config& config, const BatchPlan& b
   } catch (const Error& error) {
     throw ConfigError("[plan.step_program] train.step_program '{}', rank {}: {}", file, rank, error.what());
   }
-  if (config.parallel.pp == 1) return given;
   std::vector<StageActions> actions;
   for (const StepProgram& program : given) actions.push_back(stage_actions(program));
+  for (size_t i = 0; i < own.size(); ++i) take_sizes(given[i], planned[i], own[i]);
+  if (config.parallel.pp == 1) return given;
   try {
     check_programs(plan_pipeline(config, batch).schedule, actions);
   } catch (const Error& error) {

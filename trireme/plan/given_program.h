@@ -29,8 +29,10 @@ void order_as_given(Schedule& schedule, const Config& config);
 /// Reads train.step_program and checks it against `planned`, the programs of all ranks of a pipeline. Units,
 /// passes, sums, updates and messages must be the planned ones; when parameters are gathered and freed, what
 /// waits, and the order of passes may differ. Throws ConfigError that names the rank and the first action
-/// that is not valid, is missing, or does not belong to the step.
+/// that is not valid, is missing, or does not belong to the step. `own`: programs of another rank along tp,
+/// whose sizes the result has; a text has those of the first. Empty: this is the first.
 std::vector<StepProgram> given_programs(const Config& config, const BatchPlan& batch,
-                                        const std::vector<StepProgram>& planned);
+                                        const std::vector<StepProgram>& planned,
+                                        const std::vector<StepProgram>& own = {});
 
 }  // namespace trireme::plan

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <bit>
 #include <functional>
 #include <numeric>
 #include <string>
@@ -288,6 +289,15 @@ int64_t block_in_backward(const Config& config, const ModelFacts& facts, int64_t
   return more / std::max<int64_t>(1, config.model.n_layers) + std::max(widest, scores);
 }
 
+/// GPUs along tp hand over copies of activations in memory that the others map, and that only grows, to
+/// powers of two: most is a micro-batch's rows of all ranks.
+int64_t exchanged_bytes(const Config& config, const ModelFacts& facts, int64_t tokens, Device device) {
+  if (device == Device::kCpu || facts.split.ranks == 1 || !config.comm.peer_memory) return 0;
+  const auto of_token = static_cast<double>(config.model.d_model * bytes_of(config.precision.compute));
+  const int64_t bytes = at_most_62_bits(static_cast<double>(tokens) * of_token);
+  return static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(bytes)));
+}
+
 int64_t copy_on_device(const RankBytes& bytes) {
   return bytes.pinned_copy > 0 ? 0 : bytes.saved_copy;
 }
@@ -377,6 +387,7 @@ RankBytes bytes_of_rank(const Config& config, const ModelFacts& facts, const Bat
                   .logits = loss.of(in_flight),
                   .in_backward = block_in_backward(config, facts, sequences, device),
                   .decoded = decoded_bytes(facts, bytes_of(config.precision.compute)),
+                  .exchanged = exchanged_bytes(config, facts, tokens, device),
                   .baseline = process_baseline(device, ranks)};
   const EngineSetting setting = engine_setting(config, mesh, batch.accumulation, device);
   const EngineSetting summing = staged ? setting_in_stages(setting, plan.schedule) : setting;
@@ -499,7 +510,14 @@ std::vector<StepProgram> config_programs(const Config& config, const ModelFacts&
           checked_program(config, facts, batch, setting, plan, actions[static_cast<size_t>(rank)], rank));
   }
   if (config.train.step_program.empty()) return programs;
-  return given_programs(config, batch, programs);
+  if (facts.split.rank == 0) return given_programs(config, batch, programs);
+  TensorSplit first = facts.split;
+  first.rank = 0;
+  Config free = config;
+  free.train.step_program.clear();
+  const ModelFacts of_first =
+      describe(config.model, config.data.seq_len, config.precision, config.memory, first);
+  return given_programs(config, batch, config_programs(free, of_first, batch, setting, plan), programs);
 }
 
 StepProgram config_program(const Config& config, const ModelFacts& facts, const BatchPlan& batch,
@@ -541,7 +559,7 @@ int64_t RankBytes::least() const {
 }
 
 int64_t RankBytes::peak() const {
-  return bounded_sum({step.total(), baseline, copy_on_device(*this)});
+  return bounded_sum({step.total(), exchanged, baseline, copy_on_device(*this)});
 }
 
 RankBytes rank_bytes(const Config& config, int64_t ranks, Device device) {

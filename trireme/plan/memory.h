@@ -48,7 +48,8 @@ struct RankBytes {
   int64_t logits = 0;
   /// Held by the block that goes backward: what it computes again, and gradients of attention's scores.
   int64_t in_backward = 0;
-  int64_t decoded = 0;  ///< weights of a product that are held in four bits, while it reads them
+  int64_t decoded = 0;    ///< weights of a product that are held in four bits, while it reads them
+  int64_t exchanged = 0;  ///< in which other GPUs along tp read this one's activations
   int64_t baseline = 0;
   /// The copy that saves are written from, in the host's memory (saved_copy.h); 0: the run saves nothing.
   int64_t saved_copy = 0;
@@ -62,8 +63,8 @@ struct RankBytes {
   /// Bytes at the moment of a step at which it holds most. State, gathered, activations and logits
   /// above are the most of each, which may be at different moments.
   StepPeak step = {};
-  /// The peak of a step, the process and a copy on the device. The largest int64_t where the sum does not
-  /// fit.
+  /// The peak of a step, what is exchanged, the process and a copy on the device. The largest int64_t where
+  /// the sum does not fit.
   int64_t peak() const;
 };
 /// The bytes of the rank that needs most: ranks of a pipeline differ. `device` is kCpu or kCuda. Throws

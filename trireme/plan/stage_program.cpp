@@ -92,7 +92,9 @@ class Merger {
       whole_.actions.push_back(std::move(action));
     }
     if (const auto kind = computing(pass.kind); kind && !computes) {
-      whole_.actions.push_back({.kind = *kind, .micro_batch = pass.micro_batch, .stage = part.stage.index});
+      const int64_t unit = part.stage.units.empty() ? Action::kWholeModel : part.first_unit;
+      whole_.actions.push_back(
+          {.kind = *kind, .unit = unit, .micro_batch = pass.micro_batch, .stage = part.stage.index});
     }
     pass.stage = part.stage.index;
     pass.begin = begin;

@@ -52,6 +52,7 @@ class StepLaws {
   void check_transfers(int64_t at) const;
   void check_gather(int64_t at, const std::vector<int64_t>& wholes, int64_t ranks) const;
   void check_unshard(int64_t at, int64_t updated) const;
+  int64_t stage_of(int64_t unit) const;
   bool needs_no_backward(int64_t unit) const;
   int64_t bytes_at(int64_t at, Role role, int64_t unit) const;
   void walk(int64_t at);
@@ -332,11 +333,21 @@ void StepLaws::walk(int64_t at) {
   }
 }
 
-/// Whether backward ends before it reaches the unit: nothing of it is trained, nor of those before it.
+/// The stage whose passes use the unit.
+int64_t StepLaws::stage_of(int64_t unit) const {
+  const auto uses = [unit](const Action& action) { return action.computes() && action.unit == unit; };
+  const auto found = std::ranges::find_if(program_.actions, uses);
+  return found == program_.actions.end() ? -1 : found->stage;
+}
+
+/// Whether backward ends before it reaches the unit: nothing of it is trained, nor of those before it in its
+/// stage.
 bool StepLaws::needs_no_backward(int64_t unit) const {
-  if (unit < 0) return false;
-  const auto first = std::ranges::find_if(program_.units, &ProgramUnit::trainable);
-  return unit < first - program_.units.begin() && this->unit(unit).frozen > 0;
+  if (unit < 0 || this->unit(unit).frozen == 0) return false;
+  const int64_t stage = stage_of(unit);
+  for (int64_t before = 0; before <= unit; ++before)
+    if (this->unit(before).trainable && stage_of(before) == stage) return false;
+  return true;
 }
 
 /// Every micro-batch that goes forward through a unit comes back, and its gradients are taken once. Backward

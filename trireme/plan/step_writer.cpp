@@ -182,9 +182,14 @@ void StepWriter::backward_input_pass(int64_t micro_batch) {
 void StepWriter::backward_weight_pass(int64_t micro_batch) {
   builder_.begin_pass(Pass::Kind::kBackwardWeight, micro_batch);
   adds_up_ = true;
+  // The first half ends before units of which nothing is trained, where nothing before them is either.
+  std::set<int64_t> reached;
+  for (const UseOrder::Event& event : order_.backward) reached.insert(event.unit);
   for (int64_t unit = builder_.units(); unit-- > 0;) {
-    hold_gradients(unit);
-    builder_.add(ActionKind::kBackwardWeight, unit, Lane::kCompute);
+    if (reached.contains(unit)) {
+      hold_gradients(unit);
+      builder_.add(ActionKind::kBackwardWeight, unit, Lane::kCompute);
+    }
     builder_.close(Role::kActivations, unit, builder_.micro_batch());
   }
   for (const int64_t unit : order_.reductions) reduce(unit, /*last=*/false);

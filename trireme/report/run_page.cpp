@@ -271,6 +271,7 @@ std::vector<MemoryPart> memory_parts(const RunRecord& run, const RunLayout& layo
           {"for the loss", step.for_loss, 0},
           {"a block that goes backward", step.in_backward, 0},
           {"weights in 4 bits, decoded for a product", step.decoded, 0},
+          {"activations that others read", rank.exchanged, 0},
           {"process before the model", rank.baseline, 0},
           {"peak", rank.peak(), figures_of(run).peak_bytes}};
 }
