@@ -302,6 +302,15 @@ TEST(ConfigErrors, DropoutIsForGpt2AndBelowOne) {
   }
 }
 
+TEST(ConfigErrors, ProductsInPiecesAreThoseOfCutLayers) {
+  EXPECT_EQ(of_overrides({"parallel.tp=2", "parallel.async_tp=true"}), "accepted");
+  test::expect_mentions(of_overrides({"parallel.async_tp=true"}),
+                        {"parallel.async_tp=true", "parallel.tp=1", "set parallel.tp, or remove it"});
+  test::expect_mentions(of_overrides({"parallel.tp=2", "parallel.async_tp=true", "precision.compute=bf16",
+                                      "precision.fp8=tensorwise", "precision.fp8_fallback=emulate"}),
+                        {"parallel.async_tp=true", "precision.fp8=tensorwise", "remove one"});
+}
+
 TEST(ConfigErrors, AxesThatCannotBeCutAreRefused) {
   test::expect_mentions(of_overrides({"parallel.cp=3"}), {"parallel.cp=3", "use a divisor of the heads"});
   test::expect_mentions(of_overrides({"parallel.cp=3"}),

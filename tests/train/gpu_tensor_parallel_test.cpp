@@ -54,9 +54,25 @@ class GpuTensorParallel : public GpuRanksTest, public ::testing::WithParamInterf
         const RunCost& cost = many.recorder.summary.cost;
         EXPECT_EQ(cost.measured_wire_bytes, cost.predicted_wire_bytes) << what;
       }
+      compare_in_pieces(world, one);
       compare_in_bf16(world, one);
     }
     return HasFailure() ? 1 : 0;
+  }
+
+  /// Products beside transfers, twice to the same bits; and the default's bits without anything beside.
+  void compare_in_pieces(const std::shared_ptr<comm::World>& world, const Outcome& one) {
+    const Outcome beside = outcome_of(world, {1, 1, 2});
+    config_.parallel.overlap = false;
+    const Outcome after = outcome_of(world, {1, 1, 2});
+    config_.parallel.overlap = config_.parallel.async_tp = true;
+    const Outcome pieces = outcome_of(world, {1, 1, 2}), again = outcome_of(world, {1, 1, 2});
+    config_.parallel.async_tp = false;
+    if (world->rank() != 0) return;
+    expect_near(pieces, one, "products in pieces");
+    const auto digest = [](const Outcome& outcome) { return outcome.recorder.summary.weights_digest; };
+    EXPECT_EQ(digest(beside), digest(after));
+    EXPECT_EQ(digest(pieces), digest(again));
   }
 
   /// Relative, over the weights of all parameters together.

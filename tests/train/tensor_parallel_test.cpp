@@ -179,6 +179,40 @@ TEST_F(TensorParallel, AllPoliciesEndWithTheSameWeights) {
   EXPECT_EQ(digests.size(), 1u);
 }
 
+/// Products in pieces make what whole ones make, with the same bytes, and one digest for all that changes no
+/// bit.
+TEST_F(TensorParallel, ProductsInPiecesTrainWhatWholeOnesTrain) {
+  config_.train.micro_batch = 2;
+  for (const bool llama : {false, true}) {
+    if (llama) use_llama();
+    on(1, 1, 1);
+    const Trained one = train_on(1);
+    config_.parallel.async_tp = true;
+    on(1, 1, 4);
+    expect_alike(train_on(4), one, "tp 4");
+    on(2, 1, 2);
+    expect_alike(train_on(4), one, "pp 2 tp 2");
+    on(1, 2, 2);
+    expect_alike(train_on(4), one, "cp 2 tp 2");
+    on(1, 1, 2);
+    std::set<std::string> digests;
+    for (const plan::PolicyName policy : {plan::PolicyName::kDdp, plan::PolicyName::kFsdp}) {
+      config_.parallel.policy = policy;
+      for (const plan::Recompute recompute :
+           {plan::Recompute::kNone, plan::Recompute::kCheap, plan::Recompute::kBlock}) {
+        config_.memory.recompute = recompute;
+        const Trained trained = train_on(4);
+        expect_alike(trained, one, "dp 2 tp 2");
+        digests.insert(trained.digest);
+        EXPECT_EQ(trained.sent, trained.predicted) << plan::name(recompute);
+      }
+    }
+    EXPECT_EQ(digests.size(), 1u);
+    config_.memory.recompute = plan::Recompute::kNone;
+    config_.parallel.async_tp = false;
+  }
+}
+
 /// What is computed again exchanges its activations again, and changes no bit.
 TEST_F(TensorParallel, RecomputedBlocksAndSchedulesChangeNoBit) {
   for (const bool llama : {false, true}) {

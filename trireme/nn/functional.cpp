@@ -45,10 +45,13 @@ class LinearFunction : public Function<LinearFunction> {
       result[0] = passed;
       result.resize(1 + params.weights.size() + 1);
     } else if (context->needs_input_grad(0) || is_trained(params)) {
-      const OutputGradient dy = output_gradient(params, grads[0]);
+      OutputGradient dy = output_gradient(params, grads[0]);
+      ArrivingFactor input = begin_input_factor(params, linear.kept);
+      InputGradient dx;
       if (context->needs_input_grad(0))
-        result[0] = shaped(input_gradient(params, linear.kept.weight_amax, dy, passed), grads[0]);
-      const variable_list reported = gradients_of(*context, params, linear.kept, dy);
+        dx = begin_input_gradient(params, linear.kept.weight_amax, dy, passed);
+      const variable_list reported = gradients_of(*context, params, input.take(), dy.factor());
+      if (context->needs_input_grad(0)) result[0] = shaped(dx.take(), grads[0]);
       result.insert(result.end(), reported.begin(), reported.end());
     } else {  // the gradient is of what was added alone
       result.resize(1 + params.weights.size() + 1);
@@ -64,11 +67,9 @@ class LinearFunction : public Function<LinearFunction> {
     return std::ranges::any_of(params.weights, is_reached) || is_reached(params.bias);
   }
   static variable_list gradients_of(const AutogradContext& context, const LinearParams& params,
-                                    const LinearKept& kept, const OutputGradient& dy) {
-    const Factor input = input_factor(params, kept);
-    return context.saved_data.at("deferrable").toBool()
-               ? deferrable_parameter_gradients(params, input, dy.factor())
-               : add_parameter_gradients(params, input, dy.factor());
+                                    const Factor& input, const Factor& dy) {
+    return context.saved_data.at("deferrable").toBool() ? deferrable_parameter_gradients(params, input, dy)
+                                                        : add_parameter_gradients(params, input, dy);
   }
 };
 
@@ -108,14 +109,15 @@ class LinearBlocksFunction : public Function<LinearBlocksFunction> {
     const RestoredLinear linear = restore(*context).linears.front();
     const LinearParams params = linear.params();
     const std::vector<int64_t> first = context->saved_data["first"].toIntVector();
-    const OutputGradient dy = output_gradient(params, grads[0]);
+    OutputGradient dy = output_gradient(params, grads[0]);
+    ArrivingFactor arriving = begin_input_factor(params, linear.kept);
     variable_list result(1);
     if (context->needs_input_grad(0)) {
       const at::Tensor whole = as_one({linear.weights, first, context->saved_data["width"].toInt()});
       const LinearParams of_whole{at::TensorList(whole), params.bias, false, {}, params.joints};
       result[0] = shaped(input_gradient(of_whole, {}, dy), grads[0]);
     }
-    const Factor input = input_factor(params, linear.kept);
+    const Factor input = arriving.take();
     int64_t column = 0;
     for (size_t i = 0; i < first.size(); ++i) {
       const at::Tensor& weight = linear.weights[i];

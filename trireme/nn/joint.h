@@ -10,10 +10,33 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <utility>
 #include <vector>
 
 namespace trireme::nn {
+
+/// The result of a collective that runs beside computation.
+class Arriving {
+ public:
+  Arriving() = default;
+  /// `wait` makes the current stream wait for `result`; null: it is there.
+  explicit Arriving(at::Tensor result, std::function<void()> wait = nullptr)
+      : result_(std::move(result)), wait_(std::move(wait)) {}
+
+  /// Whether there is something to take.
+  bool pending() const { return result_.defined(); }
+  /// The result, for which the current stream waits. Once.
+  at::Tensor take() {
+    if (wait_) std::exchange(wait_, nullptr)();
+    return std::exchange(result_, {});
+  }
+
+ private:
+  at::Tensor result_;
+  std::function<void()> wait_;
+};
 
 class Joint {
  public:
@@ -28,11 +51,19 @@ class Joint {
   const std::vector<int64_t>& vocabulary() const { return vocabulary_; }
   int64_t first_word() const { return vocabulary_[static_cast<size_t>(rank_)]; }
 
-  /// rows (n, ...) of each rank -> (size * n, ...) of all, in the order of ranks. Collective.
-  virtual at::Tensor gather(const at::Tensor& rows) const = 0;
-  /// The sum of the ranks' (size * n, ...), in an order that depends on the ranks alone, of which this rank
-  /// gets its rows: (n, ...) fp32. Collective.
-  virtual at::Tensor reduce_scatter(const at::Tensor& partial) const = 0;
+  /// rows (n, ...) of each rank, contiguous -> (size * n, ...) of all, in the order of ranks. Collective, in
+  /// the order of the calls that begin; `rows` must not be written to before the result is taken.
+  virtual Arriving begin_gather(const at::Tensor& rows) const = 0;
+  /// The sum of the ranks' (size * n, ...), contiguous, in an order that depends on the ranks alone, of which
+  /// this rank gets its rows: (n, ...) fp32, in `sum` where that is defined. Collective as begin_gather() is.
+  virtual Arriving begin_reduce_scatter(const at::Tensor& partial, const at::Tensor& sum = {}) const = 0;
+
+  at::Tensor gather(const at::Tensor& rows) const { return begin_gather(rows).take(); }
+  at::Tensor reduce_scatter(const at::Tensor& partial) const { return begin_reduce_scatter(partial).take(); }
+
+  /// Whether products of rows are computed in pieces, while other pieces are gathered or summed up. Products
+  /// of fewer rows may round otherwise.
+  virtual bool overlaps_products() const = 0;
 
  private:
   int64_t rank_;

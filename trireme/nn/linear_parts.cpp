@@ -199,13 +199,56 @@ Fp8Source entered(const LinearParams& params, const Fp8Source& input) {
                               : input;
 }
 
+/// Whether products of this layer are computed in pieces beside what the joint does. In FP8 they are not: a
+/// scale may be of all rows.
+bool overlaps(const LinearParams& params, const JointPtr& joint) {
+  return joint && joint->overlaps_products() && !params.fp8;
+}
+
+/// all (size * n, in) @ weight + bias, with the product of this rank's rows first, while the others arrive.
+at::Tensor arriving_product(const Joint& joint, const at::Tensor& mine, Arriving& arriving, at::Tensor& all,
+                            const at::Tensor& weight, const at::Tensor& bias, const at::Tensor& addend) {
+  const int64_t count = mine.size(0), first = joint.rank() * count, rows = joint.size() * count;
+  at::Tensor out = at::empty({rows, weight.size(1)}, mine.options());
+  const auto multiply = [&](int64_t from, int64_t some, const at::Tensor& x) {
+    if (some == 0) return;
+    at::Tensor piece = out.narrow(0, from, some);
+    kernels::matmul(piece, x, weight, bias, addend.defined() ? addend.narrow(0, from, some) : addend);
+  };
+  multiply(first, count, mine);
+  all = arriving.take();
+  const int64_t behind = first + count;
+  multiply(0, first, all.narrow(0, 0, first));
+  multiply(behind, rows - behind, all.narrow(0, behind, rows - behind));
+  return out;
+}
+
+/// The sums of the ranks' products of x (size * n, in) for this rank's rows, (n, out) fp32. While ranks sum
+/// up one piece of everybody's rows, the next is multiplied.
+at::Tensor summed_in_pieces(const Joint& joint, const at::Tensor& x, const at::Tensor& weight) {
+  constexpr int64_t kPieces = 2;
+  const int64_t ranks = joint.size(), count = x.size(0) / ranks, width = weight.size(1),
+                pieces = count % kPieces == 0 ? kPieces : 1, rows = count / pieces;
+  at::Tensor sum = at::empty({count, width}, x.options().dtype(at::kFloat));
+  std::vector<Arriving> arriving;
+  for (int64_t piece = 0; piece < pieces; ++piece) {
+    const at::Tensor partial = at::empty({ranks * rows, width}, x.options());
+    for (int64_t rank = 0; rank < ranks; ++rank) {
+      at::Tensor part = partial.narrow(0, rank * rows, rows);
+      kernels::matmul(part, x.narrow(0, rank * count + piece * rows, rows), weight);
+    }
+    arriving.push_back(joint.begin_reduce_scatter(partial, sum.narrow(0, piece * rows, rows)));
+  }
+  for (Arriving& piece : arriving) piece.take();
+  return sum;
+}
+
 /// The sums of all ranks' products for this rank's rows, with what is added once.
-at::Tensor left(const LinearParams& params, const at::Tensor& product, const at::Tensor& residual) {
-  at::Tensor sum = params.joints.after->reduce_scatter(product);
+at::Tensor left(const LinearParams& params, at::Tensor sum, const at::TensorOptions& options,
+                const at::Tensor& residual) {
   if (params.bias.defined()) sum.add_(params.bias);
-  if (!residual.defined()) return sum.to(product.scalar_type());
-  at::Tensor out = at::empty(sum.sizes(), product.options());
-  return at::add_out(out, sum, residual.view(sum.sizes()));
+  at::Tensor out = at::empty(sum.sizes(), options);
+  return residual.defined() ? at::add_out(out, sum, residual.view(sum.sizes())) : out.copy_(sum);
 }
 
 /// Rows of the output where the layer multiplies `rows` of them.
@@ -224,6 +267,13 @@ at::Tensor apply_linear(const LinearParams& params, const Fp8Source& given, cons
   const bool read = output == Output::kRead, keeps = keep == KeepInput::kYes;
   if (splits && keeps) kept.input.rows = given.computed();
   if (splits) kept.input_amax.reset();  // that of this rank's rows
+  if (read && overlaps(params, params.joints.before)) {
+    const at::Tensor mine = given.computed().contiguous(), weight = joined(params.weights);
+    Arriving arriving = params.joints.before->begin_gather(mine);
+    at::Tensor all;
+    return arriving_product(*params.joints.before, mine, arriving, all, params.in_out ? weight : weight.t(),
+                            params.bias, {});
+  }
   const Fp8Source input = entered(params, given);
   const at::Tensor bias = sums ? at::Tensor() : params.bias,
                    addend = sums ? at::Tensor()
@@ -235,9 +285,12 @@ at::Tensor apply_linear(const LinearParams& params, const Fp8Source& given, cons
     const at::Tensor rows = input.computed();
     if (keeps && !splits) kept.input.rows = rows;
     if (!read) return unread();
-    const at::Tensor weight = joined(params.weights);
-    const at::Tensor made = kernels::product(rows, params.in_out ? weight : weight.t(), bias, addend);
-    return sums ? left(params, made, residual) : made;
+    const at::Tensor weight = joined(params.weights), factor = params.in_out ? weight : weight.t();
+    if (overlaps(params, params.joints.after))
+      return left(params, summed_in_pieces(*params.joints.after, rows.contiguous(), factor), rows.options(),
+                  residual);
+    const at::Tensor made = kernels::product(rows, factor, bias, addend);
+    return sums ? left(params, params.joints.after->reduce_scatter(made), made.options(), residual) : made;
   }
   const Fp8Recipe& recipe = *params.fp8;
   const Fp8Source rows = contiguous(input);
@@ -255,22 +308,34 @@ at::Tensor apply_linear(const LinearParams& params, const Fp8Source& given, cons
   at::Tensor out = at::empty({rows.rows(), width}, rows.x().options());
   kernels::fp8_matmul(out, of_input.plain, weights_in_fp8(params, kept.weight_amax, params.in_out),
                       recipe.fast_forward, bias, addend);
-  return sums ? left(params, out, residual) : out;
+  return sums ? left(params, params.joints.after->reduce_scatter(out), out.options(), residual) : out;
 }
 
-Factor input_factor(const LinearParams& params, const LinearKept& kept) {
-  const bool gathers = params.joints.before && kept.input.rows.defined();
-  return gathers ? input_factor(params, kept.input.rows, kept.input_amax) : kept.input;
-}
+namespace {
 
-Factor input_factor(const LinearParams& params, const Fp8Source& given, const at::Tensor& input_amax) {
-  const Fp8Source input = entered(params, given);
-  if (!params.fp8) return {input.computed(), {}};
-  const Fp8Recipe& recipe = *params.fp8;
+Factor factor_of(const Fp8Source& input, const std::optional<Fp8Recipe>& fp8, const at::Tensor& input_amax) {
+  if (!fp8) return {input.computed(), {}};
   return {{},
-          kernels::fp8_cast(contiguous(input), input_amax, cast_of(recipe), Fp8Copy::kTransposed,
-                            recipe.layer.input_seen())
+          kernels::fp8_cast(contiguous(input), input_amax, cast_of(*fp8), Fp8Copy::kTransposed,
+                            fp8->layer.input_seen())
               .transposed};
+}
+
+}  // namespace
+
+Factor ArrivingFactor::take() {
+  return rows_.pending() ? factor_of(rows_.take(), fp8_, input_amax_) : std::move(factor_);
+}
+
+ArrivingFactor begin_input_factor(const LinearParams& params, const LinearKept& kept) {
+  const bool gathers = params.joints.before && kept.input.rows.defined();
+  return gathers ? begin_input_factor(params, kept.input.rows, kept.input_amax) : ArrivingFactor(kept.input);
+}
+
+ArrivingFactor begin_input_factor(const LinearParams& params, const Fp8Source& given,
+                                  const at::Tensor& input_amax) {
+  if (!params.joints.before) return ArrivingFactor(factor_of(given, params.fp8, input_amax));
+  return {params.joints.before->begin_gather(given.computed().contiguous()), params.fp8, input_amax};
 }
 
 OutputGradient output_gradient(const LinearParams& params, const at::Tensor& dy) {
@@ -286,10 +351,14 @@ OutputGradient left_gradient(LinearParams params, const at::Tensor& rows, at::Te
     kernels::add_column_sums(sums, rows.contiguous());
     sums = sums.to(at::kFloat);
   }
-  const at::Tensor all = params.joints.after->gather(rows.contiguous());
+  const at::Tensor mine = rows.contiguous();
+  Arriving arriving = params.joints.after->begin_gather(mine);
+  if (overlaps(params, params.joints.after)) {
+    return {
+        .rows = {}, .plain = {}, .columns = {}, .sums = sums, .mine = mine, .arriving = std::move(arriving)};
+  }
   params.joints.after = nullptr;
-  OutputGradient gradient = output_gradient(params, Fp8Source(all), {}, sums);
-  return gradient;
+  return output_gradient(params, Fp8Source(arriving.take()), {}, sums);
 }
 
 }  // namespace
@@ -315,12 +384,14 @@ OutputGradient output_gradient(const LinearParams& params, const Fp8Source& dy, 
 namespace {
 
 /// For all rows that the layer multiplies.
-at::Tensor whole_input_gradient(const LinearParams& params, const at::Tensor& weight_amax,
-                                const OutputGradient& dy, const at::Tensor& addend) {
+at::Tensor whole_input_gradient(const LinearParams& params, const at::Tensor& weight_amax, OutputGradient& dy,
+                                const at::Tensor& addend) {
   if (!params.fp8) {
     const InUse in_use{params.weights};
-    const at::Tensor weight = joined(params.weights);
-    return kernels::product(dy.rows, params.in_out ? weight.t() : weight, {}, addend);
+    const at::Tensor weight = joined(params.weights), factor = params.in_out ? weight.t() : weight;
+    if (dy.arriving.pending())
+      return arriving_product(*params.joints.after, dy.mine, dy.arriving, dy.rows, factor, {}, addend);
+    return kernels::product(dy.rows, factor, {}, addend);
   }
   const WeightSizes sizes(params.weights);
   at::Tensor dx = at::empty({dy.plain.values.size(0), params.in_out ? sizes.rows : sizes.columns},
@@ -333,13 +404,18 @@ at::Tensor whole_input_gradient(const LinearParams& params, const at::Tensor& we
 
 }  // namespace
 
-at::Tensor input_gradient(const LinearParams& params, const at::Tensor& weight_amax, const OutputGradient& dy,
-                          const at::Tensor& addend) {
+InputGradient begin_input_gradient(const LinearParams& params, const at::Tensor& weight_amax,
+                                   OutputGradient& dy, const at::Tensor& addend) {
   const at::Tensor added = addend.defined() ? as_rows(addend).contiguous() : at::Tensor();
-  if (!params.joints.before) return whole_input_gradient(params, weight_amax, dy, added);
-  const at::Tensor dx = whole_input_gradient(params, weight_amax, dy, {}),
-                   sum = params.joints.before->reduce_scatter(dx);
-  return (added.defined() ? sum + added : sum).to(dx.scalar_type());
+  if (!params.joints.before) return InputGradient(whole_input_gradient(params, weight_amax, dy, added));
+  const at::Tensor dx = whole_input_gradient(params, weight_amax, dy, {});
+  return {params.joints.before->begin_reduce_scatter(dx), added, dx.scalar_type()};
+}
+
+at::Tensor InputGradient::take() {
+  if (whole_.defined()) return std::exchange(whole_, {});
+  const at::Tensor sum = sum_.take();
+  return (addend_.defined() ? sum + addend_ : sum).to(dtype_);
 }
 
 variable_list add_parameter_gradients(const LinearParams& params, const Factor& input, const Factor& dy) {

@@ -6,6 +6,7 @@
 
 #include <initializer_list>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "trireme/nn/fp8.h"
@@ -41,11 +42,17 @@ struct LinearKept {
 
 /// dy (n, out), and in FP8 its copies.
 struct OutputGradient {
-  at::Tensor rows;
+  at::Tensor rows;  ///< undefined while they arrive
   kernels::Fp8Matrix plain, columns;
-  at::Tensor sums;  ///< over the rows, (out) fp32, where they are known
+  at::Tensor sums;       ///< over the rows, (out) fp32, where they are known
+  at::Tensor mine = {};  ///< this rank's rows of those that arrive
+  Arriving arriving = {};
 
-  Factor factor() const { return {rows, columns, sums}; }
+  /// The current stream waits for what arrives.
+  Factor factor() {
+    if (arriving.pending()) rows = arriving.take();
+    return {rows, columns, sums};
+  }
 };
 
 enum class KeepInput { kNo, kYes };
@@ -70,20 +77,56 @@ at::Tensor shaped(const at::Tensor& rows, const at::Tensor& like);
 at::Tensor apply_linear(const LinearParams& params, const kernels::Fp8Source& input,
                         const at::Tensor& residual, LinearKept& kept, KeepInput keep,
                         Output output = Output::kRead);
+/// The input's factor, of which ranks may still gather the rows.
+class ArrivingFactor {
+ public:
+  explicit ArrivingFactor(Factor factor) : factor_(std::move(factor)) {}
+  ArrivingFactor(Arriving rows, std::optional<Fp8Recipe> fp8, at::Tensor input_amax)
+      : rows_(std::move(rows)), fp8_(std::move(fp8)), input_amax_(std::move(input_amax)) {}
+
+  Factor take();
+
+ private:
+  Factor factor_;
+  Arriving rows_;
+  std::optional<Fp8Recipe> fp8_;
+  at::Tensor input_amax_;
+};
 /// The input's factor when apply_linear() did not keep it, from the same input; amax as apply_linear() left
-/// it.
-Factor input_factor(const LinearParams& params, const kernels::Fp8Source& input,
-                    const at::Tensor& input_amax);
+/// it. What is computed before it is taken runs beside the gather.
+ArrivingFactor begin_input_factor(const LinearParams& params, const kernels::Fp8Source& input,
+                                  const at::Tensor& input_amax);
 /// The input's factor of what apply_linear() kept.
-Factor input_factor(const LinearParams& params, const LinearKept& kept);
+ArrivingFactor begin_input_factor(const LinearParams& params, const LinearKept& kept);
 /// dy (..., out), with what is noted of it (notes.h)
 OutputGradient output_gradient(const LinearParams& params, const at::Tensor& dy);
 /// dy (n, out)
 OutputGradient output_gradient(const LinearParams& params, const kernels::Fp8Source& dy,
                                const at::Tensor& amax = {}, const at::Tensor& sums = {});
-/// -> (n, in), plus `addend` of any shape with as many elements, unless undefined
-at::Tensor input_gradient(const LinearParams& params, const at::Tensor& weight_amax, const OutputGradient& dy,
-                          const at::Tensor& addend = {});
+/// The gradient of a layer's input, which ranks may still sum up.
+class InputGradient {
+ public:
+  InputGradient() = default;
+  explicit InputGradient(at::Tensor whole) : whole_(std::move(whole)) {}
+  InputGradient(Arriving sum, at::Tensor addend, at::ScalarType dtype)
+      : sum_(std::move(sum)), addend_(std::move(addend)), dtype_(dtype) {}
+
+  at::Tensor take();  ///< (n, in)
+
+ private:
+  at::Tensor whole_;
+  Arriving sum_;
+  at::Tensor addend_;
+  at::ScalarType dtype_ = at::kFloat;
+};
+/// The gradient of the input, plus `addend` of any shape with as many elements, unless undefined. What is
+/// computed before it is taken runs beside the sum.
+InputGradient begin_input_gradient(const LinearParams& params, const at::Tensor& weight_amax,
+                                   OutputGradient& dy, const at::Tensor& addend = {});
+inline at::Tensor input_gradient(const LinearParams& params, const at::Tensor& weight_amax,
+                                 OutputGradient& dy, const at::Tensor& addend = {}) {
+  return begin_input_gradient(params, weight_amax, dy, addend).take();
+}
 /// Computes the gradients of weights and bias, in lent memory or added to gradients that exist. Returns what
 /// backward returns to autograd for each weight and the bias: undefined for gradients that are in place, and
 /// for parameters that want none.

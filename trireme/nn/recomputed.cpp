@@ -73,15 +73,15 @@ class NormLinearFunction : public Function<NormLinearFunction> {
     variable_list reported(linear.weights.size() + 1);
     at::Tensor dy = passed.defined() ? passed.contiguous() : at::Tensor();
     if (grads[1].defined()) {
-      const OutputGradient d_out = output_gradient(params, grads[1]);
-      {
-        const at::Tensor y =
-            normed(no_sum, statistics, x, {}, norm_weight, norm_bias, context->saved_data["eps"].toDouble(),
-                   /*asked=*/false);
-        reported = deferrable_parameter_gradients(
-            params, input_factor(params, as_rows(y), linear.kept.input_amax), d_out.factor());
-      }
-      dy = input_gradient(params, linear.kept.weight_amax, d_out, passed);
+      OutputGradient d_out = output_gradient(params, grads[1]);
+      ArrivingFactor input =
+          begin_input_factor(params,
+                             as_rows(normed(no_sum, statistics, x, {}, norm_weight, norm_bias,
+                                            context->saved_data["eps"].toDouble(), /*asked=*/false)),
+                             linear.kept.input_amax);
+      InputGradient d_input = begin_input_gradient(params, linear.kept.weight_amax, d_out, passed);
+      reported = deferrable_parameter_gradients(params, input.take(), d_out.factor());
+      dy = d_input.take();
     }
     const at::Tensor d_sum = grads[0].defined() ? grads[0].contiguous() : at::Tensor();
     at::Tensor dx = at::empty_like(x);
@@ -195,7 +195,7 @@ class ActivatedLinearFunction : public Function<ActivatedLinearFunction> {
     if (!grads[0].defined()) return result;
     const Fp8Source activated = left_to_cast ? Fp8Source::swiglu(as_rows(x)) : Fp8Source(y);
     const variable_list reported = deferrable_parameter_gradients(
-        params, input_factor(params, activated, linear.kept.input_amax), d_out.factor());
+        params, begin_input_factor(params, activated, linear.kept.input_amax).take(), d_out.factor());
     result[2] = reported[0];
     result[3] = reported[1];
     return result;

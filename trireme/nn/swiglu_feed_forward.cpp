@@ -34,19 +34,19 @@ class SwigluFeedForwardFunction : public Function<SwigluFeedForwardFunction> {
     at::Tensor d_activated;
     variable_list d_down;
     {
-      const OutputGradient dy = output_gradient(second, grads[0]);
+      OutputGradient dy = output_gradient(second, grads[0]);
       d_activated = input_gradient(second, of_second.kept.weight_amax, dy);
       d_down = deferrable_parameter_gradients(second, of_second.kept.input, dy.factor());
     }
-    const OutputGradient d_hidden =
+    OutputGradient d_hidden =
         output_gradient(first, Fp8Source::swiglu_gradient(restored.saved[0], d_activated));
     d_activated.reset();
     variable_list result(1);
-    if (context->needs_input_grad(0)) {
-      result[0] = shaped(input_gradient(first, of_first.kept.weight_amax, d_hidden), grads[0]);
-    }
-    const variable_list d_gate_up =
-        deferrable_parameter_gradients(first, input_factor(first, of_first.kept), d_hidden.factor());
+    ArrivingFactor input = begin_input_factor(first, of_first.kept);
+    InputGradient dx;
+    if (context->needs_input_grad(0)) dx = begin_input_gradient(first, of_first.kept.weight_amax, d_hidden);
+    const variable_list d_gate_up = deferrable_parameter_gradients(first, input.take(), d_hidden.factor());
+    if (context->needs_input_grad(0)) result[0] = shaped(dx.take(), grads[0]);
     result.insert(result.end(), d_gate_up.begin(), d_gate_up.end() - 1);  // without the bias
     result.push_back(d_down.front());
     result.push_back(grads[0]);        // residual

@@ -11,12 +11,19 @@
 
 namespace trireme::parallel {
 
-/// `vocabulary` as nn::Joint takes it, for the ranks of mesh.tp; null where there is one. Collectives run on
-/// the stream that computes, in the order of the passes, which is the same on all of these ranks. Activations
-/// travel in their own dtype, and are added up in fp32 in the order of ranks (tensor::redistribute()).
-nn::JointPtr make_joint(const comm::Mesh& mesh, std::vector<int64_t> vocabulary);
-/// The same for the ranks of a group, also for one of one rank.
-nn::JointPtr make_joint(std::shared_ptr<comm::Group> group, std::vector<int64_t> vocabulary);
+/// When collectives of a joint run on a GPU.
+struct JointOverlap {
+  bool beside = true;     ///< on a stream of their own, all of them in the order of the passes
+  bool products = false;  ///< nn::Joint::overlaps_products()
+};
+
+/// `vocabulary` as nn::Joint takes it, for the ranks of mesh.tp; null where there is one. Activations travel
+/// in their own dtype, and are added up in fp32 in the order of ranks (tensor::redistribute_into()).
+nn::JointPtr make_joint(const comm::Mesh& mesh, std::vector<int64_t> vocabulary,
+                        const JointOverlap& overlap = {});
+/// The joint of the ranks of a group, also of one rank.
+nn::JointPtr make_joint(std::shared_ptr<comm::Group> group, std::vector<int64_t> vocabulary,
+                        const JointOverlap& overlap = {});
 
 /// The context of a model of whose sequences the ranks of mesh.cp have `tokens`; null where there is one. On
 /// a GPU a ring passes keys and values on beside computation where `overlap` says so.

@@ -206,6 +206,7 @@ struct ParallelConfig {
   int64_t pp = 1;
   int64_t cp = 1;
   CpKind cp_kind = CpKind::kAuto;
+  bool async_tp = false;  ///< products of cut layers in pieces, beside the transfers of other pieces
 };
 
 /// Where a model is cut into the stages of a pipeline.

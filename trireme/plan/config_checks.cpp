@@ -556,8 +556,24 @@ class Checker {
           "none");
   }
 
+  /// Products in pieces, which are those of cut layers, and not in FP8.
+  void check_async_tp() const {
+    if (!config_.parallel.async_tp) return;
+    const std::string asked = said("parallel.async_tp", true);
+    if (config_.parallel.tp == 1)
+      throw ConfigError("[plan.config] {} has no effect: {} cuts no layer; set parallel.tp, or remove it",
+                        asked, said("parallel.tp", config_.parallel.tp));
+    if (config_.precision.fp8.recipe != Fp8::kOff)
+      throw ConfigError(
+          "[plan.config] {} cannot be combined with {}, whose products need the scale of all rows; remove "
+          "one "
+          "of them",
+          asked, said("precision.fp8", config_.precision.fp8.recipe));
+  }
+
   /// What ranks along tp cannot share, or do not keep alike.
   void check_tensor_parallel() const {
+    check_async_tp();
     const int64_t ranks = config_.parallel.tp;
     if (ranks == 1) return;
     const std::string tp = said("parallel.tp", ranks);

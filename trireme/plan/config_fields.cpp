@@ -376,6 +376,10 @@ void add_parallel(Table& table, ParallelConfig& parallel) {
       number("parallel.pp", parallel.pp, 1, "pipeline-parallel ranks, which share the layers", kMostRanks));
   table.push_back(number("parallel.cp", parallel.cp, 1,
                          "context-parallel ranks: each has some tokens of every sequence", kMostRanks));
+  table.push_back(
+      flag("parallel.async_tp", parallel.async_tp,
+           "multiply what tp cuts in pieces, while other pieces are gathered or summed up; products "
+           "of fewer rows may round otherwise"));
   table.push_back(choice("parallel.cp_kind", parallel.cp_kind,
                          "what these exchange for attention: tokens for heads (ulysses), or keys and values "
                          "around a ring; auto sends fewer bytes"));

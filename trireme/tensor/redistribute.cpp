@@ -215,6 +215,29 @@ at::Tensor redistribute(const at::Tensor& local, const TensorPlacement& from, co
   return moved(local.detach(), checked(local, from, to, group, whole), group, sums);
 }
 
+void redistribute_into(at::Tensor& result, const at::Tensor& local, const TensorPlacement& from,
+                       const TensorPlacement& to, Group& group) {
+  const at::NoGradGuard no_grad;
+  const Move move = checked(local, from, to, group, {});
+  const bool gathers = from == TensorPlacement::shard(0) && to.is_replicate(),
+             sums = from.is_partial() && to == TensorPlacement::shard(0);
+  TRIREME_CHECK(
+      (gathers || sums) && move.whole.front() % group.size() == 0 && local.is_contiguous() &&
+          result.is_contiguous() &&
+          result.numel() * (sums ? group.size() : 1) == local.numel() * (gathers ? group.size() : 1),
+      "[tensor.redistribute_into] {} into ({}) on rank {} of group {} is no all-gather and no "
+      "reduce-scatter of even slices in contiguous memory; use redistribute()",
+      move.in_words(), fmt::join(result.sizes(), ", "), group.rank(), group.name());
+  const comm::Subject subject(group, move.in_words());
+  if (group.size() == 1) {
+    result.copy_(local);
+  } else if (gathers) {
+    group.all_gather(result, local);
+  } else {
+    group.reduce_scatter_ordered(result, local);
+  }
+}
+
 at::Tensor redistribute(const at::Tensor& local, const Placed& from, const Placed& to,
                         const std::shared_ptr<Group>& group, at::IntArrayRef whole) {
   if (!group) throw LogicError("[tensor.redistribute] there is no group; pass that of an axis of the mesh");

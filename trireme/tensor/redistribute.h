@@ -38,8 +38,13 @@ at::Tensor redistribute(const at::Tensor& local, const plan::TensorPlacement& fr
                         const plan::TensorPlacement& to, comm::Group& group, at::IntArrayRef whole = {},
                         Sums sums = Sums::kRounded);
 
-/// The same for autograd: the value goes from from.value to to.value, and backward takes the gradient from
-/// to.gradient to from.gradient. It relies on to.gradient: that the gradients which arrive are held so.
+/// redistribute() into `result`, contiguous, of evenly sliced and contiguous tensors: from `shard(0)` to
+/// `replicate`, or from `partial` to `shard(0)` as Sums::kFp32 has it. Throws LogicError for others.
+void redistribute_into(at::Tensor& result, const at::Tensor& local, const plan::TensorPlacement& from,
+                       const plan::TensorPlacement& to, comm::Group& group);
+
+/// redistribute() for autograd: the value goes from from.value to to.value, and backward takes the gradient
+/// from to.gradient to from.gradient. It relies on to.gradient: that the gradients which arrive are held so.
 /// Backward is collective, too: all ranks run it, in the same order. Throws LogicError also where value and
 /// gradient cannot have one shape, and in a backward pass with create_graph.
 at::Tensor redistribute(const at::Tensor& local, const plan::Placed& from, const plan::Placed& to,
