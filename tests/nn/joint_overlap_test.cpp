@@ -58,6 +58,9 @@ class FirstOfTwo final : public Joint {
     return Arriving(sum.defined() ? sum.copy_(mine) : mine, [] { note("summed"); });
   }
   bool overlaps_products() const override { return overlaps_; }
+  at::Tensor empty(at::IntArrayRef sizes, const at::TensorOptions& options) const override {
+    return at::empty(sizes, options);
+  }
 
  private:
   bool overlaps_;

@@ -236,17 +236,20 @@ TEST(RankBytes, ABlockIsComputedAgainWhereThereAreNoLogits) {
   EXPECT_EQ(large.step.for_loss, large.logits);
 }
 
-/// A micro-batch of 4 sequences of 2048 rows of 2048 bf16, which is a power of two.
+/// A micro-batch of 4 sequences of 2048 rows of 2048 bf16, which is a power of two, and this rank's half.
 TEST(RankBytes, GpusAlongTpShareRowsOfActivations) {
   Config config = load({.overrides = {"model.preset=llama-1b", "precision.compute=bf16", "data.seq_len=2048",
                                       "train.micro_batch=4", "train.global_batch=4", "parallel.tp=2"}},
                        Environment())
                       .config;
-  EXPECT_EQ(rank_bytes(config, 2, Device::kCuda).exchanged, 4 * 2048 * 2048 * 2);
+  EXPECT_EQ(rank_bytes(config, 2, Device::kCuda).exchanged, 6 * 2048 * 2048 * 2);
   EXPECT_EQ(rank_bytes(config, 2, Device::kCpu).exchanged, 0);
+  config.parallel.async_tp = true;
+  EXPECT_EQ(rank_bytes(config, 2, Device::kCuda).exchanged, 8 * 2048 * 2048 * 2);
+  config.parallel.async_tp = false;
   config.train.micro_batch = 1;
   config.data.seq_len = 1536;
-  EXPECT_EQ(rank_bytes(config, 2, Device::kCuda).exchanged, 2048 * 2048 * 2) << "the next power of two";
+  EXPECT_EQ(rank_bytes(config, 2, Device::kCuda).exchanged, 3 * 1024 * 2048 * 2) << "the next powers of two";
   config.comm.peer_memory = false;
   EXPECT_EQ(rank_bytes(config, 2, Device::kCuda).exchanged, 0);
 }

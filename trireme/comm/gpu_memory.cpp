@@ -19,6 +19,7 @@
 #include "trireme/base/hash.h"
 #include "trireme/base/hex.h"
 #include "trireme/comm/gpu_call.h"
+#include "trireme/comm/ordered.h"
 #include "trireme/comm/peer_memory.h"
 #include "trireme/comm/process_id.h"
 #include "trireme/kernels/pull.h"
@@ -120,14 +121,15 @@ struct FreeHost {
 class GpuMemory final : public PeerMemory {
  public:
   GpuMemory(std::unique_ptr<Segment> boxes, PullState* state, int64_t rank, int64_t size, c10::Device device,
-            GatherBy gather)
+            const PeerOptions& options)
       : boxes_(std::move(boxes)),
         state_(state),
         rank_(rank),
         size_(size),
         device_(device),
-        by_copies_(gather == GatherBy::kCopies ||
-                   (gather == GatherBy::kAuto && size <= kMostRanksForCopies)) {}
+        gathers_by_copies_(options.gather == GatherBy::kCopies ||
+                           (options.gather == GatherBy::kAuto && size <= kMostRanksForCopies)),
+        sums_by_copies_(options.sum == GatherBy::kCopies) {}
   GpuMemory(const GpuMemory&) = delete;
   GpuMemory& operator=(const GpuMemory&) = delete;
   ~GpuMemory() override { stop(); }
@@ -160,13 +162,13 @@ class GpuMemory final : public PeerMemory {
   Segments::const_iterator find(const at::Tensor& input) const;
   template <typename Enqueue>
   void enqueue(int channel, const at::Tensor& input, int64_t apart, const Enqueue& body);
-  int copy(void* output, int64_t bytes, const PullCall& call, cudaStream_t stream) const;
+  int copy(void* output, int64_t bytes, int64_t offset, const PullCall& call, cudaStream_t stream) const;
 
   std::unique_ptr<Segment> boxes_;
   std::unique_ptr<PullState, FreeHost> state_;
   int64_t rank_, size_;
   c10::Device device_;
-  bool by_copies_;
+  bool gathers_by_copies_, sums_by_copies_;
   int64_t allocations_ = 0, moved_bytes_ = 0;
   Segments segments_;  ///< by the address of this rank's memory
   std::array<Channel, kernels::kPullChannels> channels_;
@@ -220,14 +222,17 @@ void GpuMemory::enqueue(int index, const at::Tensor& input, int64_t apart, const
   channel.stream = stream;
 }
 
-int GpuMemory::copy(void* output, int64_t bytes, const PullCall& call, cudaStream_t stream) const {
+/// `bytes` of each rank's input, from `offset` on, one rank after another.
+int GpuMemory::copy(void* output, int64_t bytes, int64_t offset, const PullCall& call,
+                    cudaStream_t stream) const {
   if (const int error = kernels::pull_begin(call, stream); error != 0) return error;
   for (int step = 0; step < call.size; ++step) {
     const int peer = (call.rank + step) % call.size;
     void* const to = static_cast<std::byte*>(output) + peer * bytes;
-    if (to == call.inputs[peer]) continue;
+    const void* const from = static_cast<const std::byte*>(call.inputs[peer]) + offset;
+    if (to == from) continue;
     const cudaError_t error =
-        cudaMemcpyAsync(to, call.inputs[peer], static_cast<size_t>(bytes), cudaMemcpyDeviceToDevice, stream);
+        cudaMemcpyAsync(to, from, static_cast<size_t>(bytes), cudaMemcpyDeviceToDevice, stream);
     if (error != cudaSuccess) return error;
   }
   return kernels::pull_end(call, stream);
@@ -238,7 +243,8 @@ void GpuMemory::all_gather(at::Tensor& output, const at::Tensor& input) {
   void* const to = output.mutable_data_ptr();
   const bool in_place = static_cast<std::byte*>(to) + rank_ * bytes == input.const_data_ptr();
   enqueue(kGatherChannel, input, in_place ? bytes : 0, [&](const PullCall& call, cudaStream_t stream) {
-    return by_copies_ ? copy(to, bytes, call, stream) : kernels::pull_gather(to, bytes, call, stream);
+    return gathers_by_copies_ ? copy(to, bytes, 0, call, stream)
+                              : kernels::pull_gather(to, bytes, call, stream);
   });
   moved_bytes_ += (size_ - 1) * bytes;
 }
@@ -246,9 +252,14 @@ void GpuMemory::all_gather(at::Tensor& output, const at::Tensor& input) {
 void GpuMemory::reduce_scatter_ordered(at::Tensor& output, const at::Tensor& input) {
   const bool bf16 = input.scalar_type() == at::kBFloat16;
   auto* const to = output.mutable_data_ptr<float>();
+  const int64_t bytes = output.numel() * static_cast<int64_t>(input.element_size());
+  // What is added comes here first: then only the sum itself needs multiprocessors.
+  const at::Tensor rows = sums_by_copies_ ? at::empty_like(input) : at::Tensor();
   enqueue(kReduceChannel, input, 0, [&](const PullCall& call, cudaStream_t stream) {
-    return kernels::pull_sum(to, output.numel(), bf16, call, stream);
+    return sums_by_copies_ ? copy(rows.mutable_data_ptr(), bytes, rank_ * bytes, call, stream)
+                           : kernels::pull_sum(to, output.numel(), bf16, call, stream);
   });
+  if (sums_by_copies_) tree_sum_on_gpu(output, rows, size_);
   moved_bytes_ += (size_ - 1) * output.numel() * static_cast<int64_t>(input.element_size());
 }
 
@@ -294,11 +305,11 @@ int64_t GpuMemory::allocated_bytes() const {
 
 class GpuMemoryOffer final : public MemoryOffer {
  public:
-  GpuMemoryOffer(int64_t rank, int64_t size, c10::Device device, GatherBy gather)
+  GpuMemoryOffer(int64_t rank, int64_t size, c10::Device device, const PeerOptions& options)
       : rank_(rank),
         size_(size),
         device_(device),
-        gather_(gather),
+        options_(options),
         boxes_(std::make_unique<Segment>(0, static_cast<int64_t>(sizeof(PullBox)), device)) {}
 
   std::string text() const override { return fmt::format("{} {}", host_identity(), boxes_->text()); }
@@ -316,21 +327,21 @@ class GpuMemoryOffer final : public MemoryOffer {
     if (!succeeds(cudaHostAlloc(&state, sizeof(PullState), cudaHostAllocMapped | cudaHostAllocPortable)))
       return {};
     return std::make_unique<GpuMemory>(std::move(boxes_), new (state) PullState{}, rank_, size_, device_,
-                                       gather_);
+                                       options_);
   }
 
  private:
   int64_t rank_, size_;
   c10::Device device_;
-  GatherBy gather_;
+  PeerOptions options_;
   std::unique_ptr<Segment> boxes_;
 };
 
 }  // namespace
 
 std::unique_ptr<MemoryOffer> offer_gpu_memory(int64_t rank, int64_t size, c10::Device device,
-                                              GatherBy gather) {
-  return std::make_unique<GpuMemoryOffer>(rank, size, device, gather);
+                                              const PeerOptions& options) {
+  return std::make_unique<GpuMemoryOffer>(rank, size, device, options);
 }
 
 }  // namespace trireme::comm

@@ -36,6 +36,8 @@ using plan::GatherBy;
 struct PeerOptions {
   bool share = true;  ///< read each other's memory where that is possible, instead of sending messages
   GatherBy gather = GatherBy::kAuto;
+  /// Of ordered sums: kCopies brings what is added with copy engines, then adds it; else kernels do both.
+  GatherBy sum = GatherBy::kAuto;
 };
 
 /// What this rank has moved in a group, counted where it moves: what it copied out of other ranks' memory, or

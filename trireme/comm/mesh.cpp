@@ -36,7 +36,9 @@ Mesh make_mesh(std::shared_ptr<World> world, const plan::MeshShape& shape) {
   mesh.replicate = mesh.world->make_group("dp_replicate", shape.group(rank, {Axis::kDpReplicate}));
   mesh.dp = data_parallel_group(mesh);
   mesh.pp = mesh.world->make_group("pp", shape.group(rank, {Axis::kPp}));
-  mesh.tp = mesh.world->make_group("tp", shape.group(rank, {Axis::kTp}));
+  PeerOptions beside_products = mesh.world->peer_options();
+  beside_products.gather = beside_products.sum = GatherBy::kCopies;
+  mesh.tp = mesh.world->make_group("tp", shape.group(rank, {Axis::kTp}), beside_products);
   mesh.tp_gradients = mesh.tp;
   mesh.stage = mesh.dp;
   if (mesh.tp->size() > 1) {

@@ -20,7 +20,7 @@ std::unique_ptr<WatchedDevice> watched_gpu(c10::Device device) {
   throw LogicError("[comm.make_group] {} cannot be watched: this build has no CUDA", device.str());
 }
 
-std::unique_ptr<MemoryOffer> offer_gpu_memory(int64_t, int64_t, c10::Device, GatherBy) {
+std::unique_ptr<MemoryOffer> offer_gpu_memory(int64_t, int64_t, c10::Device, const PeerOptions&) {
   return {};
 }
 

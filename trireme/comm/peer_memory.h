@@ -66,11 +66,11 @@ class MemoryOffer {
 std::unique_ptr<MemoryOffer> offer_host_memory(int64_t rank, int64_t size);
 /// For ranks on GPUs of one host: GPU memory that is mapped into the other processes.
 std::unique_ptr<MemoryOffer> offer_gpu_memory(int64_t rank, int64_t size, c10::Device device,
-                                              GatherBy gather);
+                                              const PeerOptions& options);
 /// The one of the two for `device`.
 inline std::unique_ptr<MemoryOffer> offer_memory(int64_t rank, int64_t size, c10::Device device,
-                                                 GatherBy gather) {
-  return device.is_cpu() ? offer_host_memory(rank, size) : offer_gpu_memory(rank, size, device, gather);
+                                                 const PeerOptions& options) {
+  return device.is_cpu() ? offer_host_memory(rank, size) : offer_gpu_memory(rank, size, device, options);
 }
 
 }  // namespace trireme::comm

@@ -272,7 +272,7 @@ MemoryOffers exchange_offers(c10d::Store& store, const Meeting& meeting, const B
   MemoryOffers offers;
   if (options.share) {
     const auto size = static_cast<int64_t>(spec.ranks.size());
-    offers.mine = offer_memory(spec.rank, size, spec.device, options.gather);
+    offers.mine = offer_memory(spec.rank, size, spec.device, options);
   }
   offers.all = meet(store, meeting, offers.mine ? offers.mine->text() : "");
   return offers;

@@ -64,6 +64,7 @@ class World {
   int64_t size() const { return size_; }
   c10::Device device() const { return device_; }
   double timeout_s() const { return timeout_s_; }
+  const PeerOptions& peer_options() const { return peers_; }
 
   /// A group over `ranks` (global ranks in the order of their group ranks; this rank must be among them).
   /// Collective over those ranks: each calls it with the same arguments, and all groups are made in the same

@@ -176,6 +176,7 @@ PartOutput attend(const AttentionPart& part) {
       return Fused(part).forward();
     case AttentionBackend::kFlash:
     case AttentionBackend::kAten:
+    case AttentionBackend::kEager:
       break;
   }
   return Products(part).forward();
@@ -193,6 +194,7 @@ PartGradients attend_backward(const AttentionPart& part, const at::Tensor& d_out
       return Fused(part).backward(d_output, output, log_sums, backend != AttentionBackend::kCudnn);
     case AttentionBackend::kFlash:
     case AttentionBackend::kAten:
+    case AttentionBackend::kEager:
       break;
   }
   return Products(part).backward(d_output, output, log_sums);

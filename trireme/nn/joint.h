@@ -58,6 +58,10 @@ class Joint {
   /// this rank gets its rows: (n, ...) fp32, in `sum` where that is defined. Collective as begin_gather() is.
   virtual Arriving begin_reduce_scatter(const at::Tensor& partial, const at::Tensor& sum = {}) const = 0;
 
+  /// Uninitialised memory for a tensor that begin_reduce_scatter() is given next, where other ranks can read
+  /// it. Collective.
+  virtual at::Tensor empty(at::IntArrayRef sizes, const at::TensorOptions& options) const = 0;
+
   at::Tensor gather(const at::Tensor& rows) const { return begin_gather(rows).take(); }
   at::Tensor reduce_scatter(const at::Tensor& partial) const { return begin_reduce_scatter(partial).take(); }
 

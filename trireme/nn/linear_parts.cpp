@@ -199,6 +199,12 @@ Fp8Source entered(const LinearParams& params, const Fp8Source& input) {
                               : input;
 }
 
+/// Memory of what the joint sums next, or of a tensor that nobody sums.
+at::Tensor empty_for(const JointPtr& joint, at::IntArrayRef sizes, const at::TensorOptions& options) {
+  const at::TensorOptions plain = options.requires_grad(false);
+  return joint ? joint->empty(sizes, plain) : at::empty(sizes, plain);
+}
+
 /// Whether products of this layer are computed in pieces beside what the joint does. In FP8 they are not: a
 /// scale may be of all rows.
 bool overlaps(const LinearParams& params, const JointPtr& joint) {
@@ -232,7 +238,7 @@ at::Tensor summed_in_pieces(const Joint& joint, const at::Tensor& x, const at::T
   at::Tensor sum = at::empty({count, width}, x.options().dtype(at::kFloat));
   std::vector<Arriving> arriving;
   for (int64_t piece = 0; piece < pieces; ++piece) {
-    const at::Tensor partial = at::empty({ranks * rows, width}, x.options());
+    const at::Tensor partial = joint.empty({ranks * rows, width}, x.options());
     for (int64_t rank = 0; rank < ranks; ++rank) {
       at::Tensor part = partial.narrow(0, rank * rows, rows);
       kernels::matmul(part, x.narrow(0, rank * count + piece * rows, rows), weight);
@@ -289,8 +295,10 @@ at::Tensor apply_linear(const LinearParams& params, const Fp8Source& given, cons
     if (overlaps(params, params.joints.after))
       return left(params, summed_in_pieces(*params.joints.after, rows.contiguous(), factor), rows.options(),
                   residual);
-    const at::Tensor made = kernels::product(rows, factor, bias, addend);
-    return sums ? left(params, params.joints.after->reduce_scatter(made), made.options(), residual) : made;
+    if (!sums) return kernels::product(rows, factor, bias, addend);
+    at::Tensor partial = params.joints.after->empty({rows.size(0), width}, rows.options());
+    kernels::matmul(partial, rows, factor);
+    return left(params, params.joints.after->reduce_scatter(partial), rows.options(), residual);
   }
   const Fp8Recipe& recipe = *params.fp8;
   const Fp8Source rows = contiguous(input);
@@ -305,7 +313,7 @@ at::Tensor apply_linear(const LinearParams& params, const Fp8Source& given, cons
       kernels::fp8_cast(rows, kept.input_amax, cast_of(recipe), copy, recipe.layer.input_seen());
   kept.input.columns = of_input.transposed;
   if (!read) return unread();
-  at::Tensor out = at::empty({rows.rows(), width}, rows.x().options());
+  at::Tensor out = empty_for(params.joints.after, {rows.rows(), width}, rows.x().options());
   kernels::fp8_matmul(out, of_input.plain, weights_in_fp8(params, kept.weight_amax, params.in_out),
                       recipe.fast_forward, bias, addend);
   return sums ? left(params, params.joints.after->reduce_scatter(out), out.options(), residual) : out;
@@ -383,7 +391,7 @@ OutputGradient output_gradient(const LinearParams& params, const Fp8Source& dy, 
 
 namespace {
 
-/// For all rows that the layer multiplies.
+/// For all rows that the layer multiplies, which the joint before it sums next.
 at::Tensor whole_input_gradient(const LinearParams& params, const at::Tensor& weight_amax, OutputGradient& dy,
                                 const at::Tensor& addend) {
   if (!params.fp8) {
@@ -391,11 +399,14 @@ at::Tensor whole_input_gradient(const LinearParams& params, const at::Tensor& we
     const at::Tensor weight = joined(params.weights), factor = params.in_out ? weight.t() : weight;
     if (dy.arriving.pending())
       return arriving_product(*params.joints.after, dy.mine, dy.arriving, dy.rows, factor, {}, addend);
-    return kernels::product(dy.rows, factor, {}, addend);
+    at::Tensor dx = empty_for(params.joints.before, {dy.rows.size(0), factor.size(1)}, dy.rows.options());
+    kernels::matmul(dx, dy.rows, factor, {}, addend);
+    return dx;
   }
   const WeightSizes sizes(params.weights);
-  at::Tensor dx = at::empty({dy.plain.values.size(0), params.in_out ? sizes.rows : sizes.columns},
-                            params.weights.front().options());
+  at::Tensor dx =
+      empty_for(params.joints.before, {dy.plain.values.size(0), params.in_out ? sizes.rows : sizes.columns},
+                params.weights.front().options());
   at::Tensor amax = weight_amax;
   kernels::fp8_matmul(dx, dy.plain, weights_in_fp8(params, amax, !params.in_out), params.fp8->fast_backward,
                       {}, addend);

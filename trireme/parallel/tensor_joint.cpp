@@ -2,8 +2,11 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
+#include <array>
 #include <bit>
 #include <cstdint>
+#include <functional>
 #include <utility>
 
 #include "trireme/nn/ring_attention.h"
@@ -15,35 +18,53 @@ namespace {
 
 using plan::TensorPlacement;
 
-/// Memory in which the other ranks of a group read what this one hands to a collective. On a CPU, and where
-/// ranks send messages, tensors are handed over where they are.
+/// Memory in which the other ranks of a group read what this one hands to a collective. It is used in turns,
+/// by one tensor at a time. On a CPU, and where ranks send messages, there is none.
 class SharedMemory {
  public:
+  static constexpr size_t kPlaces = 2;  ///< products in pieces have two on their way
+
   explicit SharedMemory(comm::Group& group) : group_(group), shares_(!group.device().is_cpu()) {}
 
-  /// A copy of the tensor there, on the current stream, which must be that of all collectives that read it;
-  /// else the tensor. Collective where the memory grows: then the host waits.
-  at::Tensor copy_of(const at::Tensor& tensor) {
-    if (!shares_ || tensor.nbytes() == 0) return tensor;
-    const auto bytes = static_cast<int64_t>(tensor.nbytes());
-    if (!memory_.defined() || memory_.numel() < bytes) grow(bytes);
-    if (!shares_) return tensor;
-    return memory_.narrow(0, 0, bytes).view(tensor.scalar_type()).view(tensor.sizes()).copy_(tensor);
+  /// An uninitialised tensor in a place that is free; undefined: there is none. Collective where the place
+  /// grows: then the host waits.
+  at::Tensor empty(at::IntArrayRef sizes, const at::TensorOptions& options) {
+    const auto place = std::ranges::find_if(places_, std::logical_not<>(), &Place::taken);
+    const int64_t bytes = c10::multiply_integers(sizes) * static_cast<int64_t>(options.dtype().itemsize());
+    if (!shares_ || bytes == 0 || place == places_.end()) return {};
+    if (!place->memory.defined() || place->memory.numel() < bytes) grow(*place, bytes);
+    if (!shares_) return {};
+    place->taken = true;
+    return place->memory.narrow(0, 0, bytes).view(options.dtype().toScalarType()).view(sizes);
+  }
+  bool has(const at::Tensor& tensor) const { return place_of(tensor) != places_.end(); }
+  /// The current stream has waited for whoever reads the tensor.
+  void give_back(const at::Tensor& tensor) {
+    if (const auto place = place_of(tensor); place != places_.end()) place->taken = false;
   }
 
  private:
+  struct Place {
+    at::Tensor memory;
+    bool taken = false;
+  };
+  Place* place_of(const at::Tensor& tensor) const {
+    return std::ranges::find_if(places_, [&](const Place& place) {
+      return place.memory.defined() && tensor.defined() && tensor.is_alias_of(place.memory);
+    });
+  }
   /// To a power of two, since generated texts become longer token by token.
-  void grow(int64_t bytes) {
+  void grow(Place& place, int64_t bytes) {
     const int64_t before = group_.symmetric_bytes();
-    memory_ =
-        group_.symmetric_empty(static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(bytes))), at::kByte);
+    const uint64_t size = std::bit_ceil(static_cast<uint64_t>(bytes));
+    place.memory = group_.symmetric_empty(static_cast<int64_t>(size), at::kByte);
     shares_ = group_.symmetric_bytes() > before;
-    if (!shares_) memory_.reset();
+    if (!shares_) place.memory.reset();
   }
 
   comm::Group& group_;
   bool shares_;
-  at::Tensor memory_;
+  mutable std::array<Place, kPlaces> places_;
 };
 
 class TensorJoint final : public nn::Joint {
@@ -53,37 +74,48 @@ class TensorJoint final : public nn::Joint {
       : Joint(group->rank(), std::move(vocabulary)),
         group_(std::move(group)),
         side_(group_->device(), overlap.beside && group_->size() > 1),
-        shared_(*group_),
+        gathered_(*group_),
+        summed_(*group_),
         overlaps_products_(overlap.products) {}
 
   nn::Arriving begin_gather(const at::Tensor& rows) const override {
     std::vector<int64_t> shape = rows.sizes().vec();
     shape.front() *= size();
-    return begin(at::empty(shape, rows.options()), rows, TensorPlacement::shard(0),
+    return begin(gathered_, at::empty(shape, rows.options()), rows, TensorPlacement::shard(0),
                  TensorPlacement::replicate());
   }
   nn::Arriving begin_reduce_scatter(const at::Tensor& partial, const at::Tensor& sum) const override {
     std::vector<int64_t> shape = partial.sizes().vec();
     shape.front() /= size();
-    return begin(sum.defined() ? sum : at::empty(shape, partial.options().dtype(at::kFloat)), partial,
-                 TensorPlacement::partial(), TensorPlacement::shard(0));
+    return begin(summed_, sum.defined() ? sum : at::empty(shape, partial.options().dtype(at::kFloat)),
+                 partial, TensorPlacement::partial(), TensorPlacement::shard(0));
+  }
+  at::Tensor empty(at::IntArrayRef sizes, const at::TensorOptions& options) const override {
+    const at::Tensor place = summed_.empty(sizes, options);
+    return place.defined() ? place : at::empty(sizes, options);
   }
   bool overlaps_products() const override { return overlaps_products_; }
 
  private:
-  /// Both tensors are of the current stream, which waits before it frees them.
-  nn::Arriving begin(const at::Tensor& result, const at::Tensor& local, const TensorPlacement& from,
-                     const TensorPlacement& to) const {
-    const SideStream::Event done = side_.run([&] {
-      at::Tensor written = result;
-      tensor::redistribute_into(written, shared_.copy_of(local.detach()), from, to, *group_);
+  /// All tensors are of the current stream, which waits before it frees them or writes to them again.
+  nn::Arriving begin(SharedMemory& memory, at::Tensor result, const at::Tensor& given,
+                     const TensorPlacement& from, const TensorPlacement& to) const {
+    at::Tensor local = given.detach();
+    if (!memory.has(local)) {
+      if (const at::Tensor place = memory.empty(local.sizes(), local.options()); place.defined())
+        local = place.copy_(local);
+    }
+    const SideStream::Event done =
+        side_.run([&] { tensor::redistribute_into(result, local, from, to, *group_); });
+    return nn::Arriving(result, [this, &memory, done, local] {
+      side_.wait(done);
+      memory.give_back(local);
     });
-    return nn::Arriving(result, [this, done, local] { side_.wait(done); });
   }
 
   std::shared_ptr<comm::Group> group_;
   mutable SideStream side_;
-  mutable SharedMemory shared_;  ///< used by side_ alone, one collective after the other
+  mutable SharedMemory gathered_, summed_;
   bool overlaps_products_;
 };
 

@@ -289,13 +289,18 @@ int64_t block_in_backward(const Config& config, const ModelFacts& facts, int64_t
   return more / std::max<int64_t>(1, config.model.n_layers) + std::max(widest, scores);
 }
 
-/// GPUs along tp hand over copies of activations in memory that the others map, and that only grows, to
-/// powers of two: most is a micro-batch's rows of all ranks.
+/// Where GPUs along tp read each other's activations: a micro-batch's rows of all ranks, which are summed, a
+/// rank's own rows, which are gathered, and with parallel.async_tp half of the first once more. This memory
+/// only grows, to powers of two (parallel/tensor_joint.cpp).
 int64_t exchanged_bytes(const Config& config, const ModelFacts& facts, int64_t tokens, Device device) {
   if (device == Device::kCpu || facts.split.ranks == 1 || !config.comm.peer_memory) return 0;
   const auto of_token = static_cast<double>(config.model.d_model * bytes_of(config.precision.compute));
-  const int64_t bytes = at_most_62_bits(static_cast<double>(tokens) * of_token);
-  return static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(bytes)));
+  const int64_t all = at_most_62_bits(static_cast<double>(tokens) * of_token);
+  const auto place = [](int64_t bytes) {
+    return static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(bytes)));
+  };
+  return bounded_sum(
+      {place(all), place(all / facts.split.ranks), config.parallel.async_tp ? place(all / 2) : 0});
 }
 
 int64_t copy_on_device(const RankBytes& bytes) {
