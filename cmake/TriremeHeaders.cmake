@@ -4,7 +4,7 @@ set(trireme_public_headers
   base/env.h base/error.h base/log.h base/sink.h
   plan/batch.h plan/config.h plan/cost.h plan/flat_layout.h plan/memory.h plan/mesh_shape.h plan/model_facts.h
   plan/policy.h plan/presets.h plan/spread_head.h plan/vision_model.h plan/world.h
-  gt/capture.h gt/nn.h gt/recompute.h gt/save.h gt/schedule.h gt/signal.h gt/tensor.h gt/workers.h controller/worker_ranks.h
+  gt/capture.h gt/dataset.h gt/nn.h gt/recompute.h gt/save.h gt/schedule.h gt/signal.h gt/tensor.h gt/workers.h controller/worker_ranks.h
   cli/train_main.h launch/local.h report/console.h report/pipeline_view.h report/run_dir.h
   kernels/device.h kernels/repeatable.h
   comm/group.h comm/world.h

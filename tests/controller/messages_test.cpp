@@ -46,7 +46,8 @@ std::vector<Frame> one_of_each() {
           framed(DataDone{.id = 1}),
           framed(Take{.id = 1, .timeout_ms = 500}),
           framed(Step{.number = 3, .is_last = false, .bytes = "opaque"}),
-          framed(Replay{.number = 3, .arguments = {-1, 0, int64_t{1} << 62}})};
+          framed(Replay{.number = 3, .arguments = {-1, 0, int64_t{1} << 62}}),
+          framed(Declaration{.text = "dataset path=docs"})};
 }
 
 /// Reads the frame as the message that it says it is, and writes that again.
@@ -102,6 +103,8 @@ std::string read_and_written(const Frame& frame) {
       return body_of(message_of<Step>(frame));
     case MessageType::kReplay:
       return body_of(message_of<Replay>(frame));
+    case MessageType::kDeclaration:
+      return body_of(message_of<Declaration>(frame));
   }
   throw CommError("no message");
 }

@@ -18,6 +18,7 @@ namespace {
 const std::string kProgram = R"(trireme.program/1
 signal pp_stage0 workers=0,1
 signal stage0_to_stage1 workers=3,2
+dataset path=/texts/my%20docs tokenizer=byte seq_len=8 batch=4 seed=7 val_fraction=0.02 vocab_size=256 #2
 t0 = input dtype=fp32 shape=8,16 @pp_stage0 #3
 t1 = input dtype=fp32 shape=16,64 @pp_stage0_colpar #4
 t2 = input dtype=fp32 shape=64,16 @pp_stage0_rowpar #5
@@ -39,6 +40,7 @@ backward t12 t10 later=3
 weights later=3 @pp_stage0
 t14 = gradient t10
 fetch t13 to=5
+t15 = batch dataset=1 step=3 targets=1 place=S(0) @pp_stage0 #24
 )";
 
 std::string reading(const std::string& lines) {
@@ -64,15 +66,51 @@ TEST(Instruction, IsALineAsTheDocumentWritesIt) {
 
 TEST(Instruction, ProgramsGoBothWays) {
   const Program program = program_from_text(kProgram, "p.txt");
-  EXPECT_EQ(program.instructions.size(), 21u);
+  EXPECT_EQ(program.instructions.size(), 22u);
   EXPECT_EQ(program.signals, (std::vector<std::string>{"pp_stage0", "stage0_to_stage1", "pp_stage0_colpar",
                                                        "pp_stage0_rowpar", "pp_stage1"}));
   EXPECT_EQ(program.workers, (std::vector<std::vector<int64_t>>{{0, 1}, {3, 2}}));
+  ASSERT_EQ(program.datasets.size(), 1u);
+  EXPECT_EQ(
+      program.datasets[0],
+      (DatasetSpec{
+          .path = "/texts/my docs", .seq_len = 8, .batch = 4, .seed = 7, .vocab_size = 256, .line = 2}));
   EXPECT_EQ(to_text(program), kProgram);
   EXPECT_EQ(program.instructions[3].line, 7u);
   const Program spaced = program_from_text(
       "// a comment\n\ntrireme.program/1\n  t0  =  full   shape=2,3 value=1.5 dtype=bf16 // so\r\n", "p.txt");
   EXPECT_EQ(to_text(spaced), "trireme.program/1\nt0 = full dtype=bf16 value=1.5 shape=2,3\n");
+}
+
+/// A client's file has signals and datasets where they are used first.
+TEST(Instruction, DeclarationsMayStandBetweenInstructions) {
+  const Program program = program_from_text(
+      "trireme.program/1\nsignal a workers=0\nt0 = full shape=2 @a\nsignal b workers=1\n"
+      "dataset path=docs\nt1 = batch dataset=1 @b\n",
+      "p.txt");
+  EXPECT_EQ(program.workers, (std::vector<std::vector<int64_t>>{{0}, {1}}));
+  EXPECT_EQ(program.datasets.size(), 1u);
+  EXPECT_EQ(program_from_text(to_text(program), "p.txt"), program);
+}
+
+/// Whatever a path has, and all digits of a share.
+TEST(Instruction, DatasetsGoBothWays) {
+  std::mt19937_64 random(11);
+  const std::string letters = "a/ %\"'\\#=@\t\n\r\x01\x7f\xc3\xa4.t5";
+  for (int round = 0; round < 2000; ++round) {
+    DatasetSpec spec{.seq_len = 1 + static_cast<int64_t>(random() % 1000),
+                     .batch = 1 + static_cast<int64_t>(random() % 1000),
+                     .seed = static_cast<int64_t>(random()),
+                     .val_fraction = std::ldexp(static_cast<double>(random()), -65),
+                     .vocab_size = static_cast<int64_t>(random() % 60000),
+                     .line = static_cast<uint32_t>(random() % 3)};
+    spec.tokenizer = "t";
+    for (size_t i = random() % 12 + 1; i > 0; --i) spec.path += letters[random() % letters.size()];
+    for (size_t i = random() % 12; i > 0; --i) spec.tokenizer += letters[random() % letters.size()];
+    const Program program{.datasets = {spec, spec}};
+    ASSERT_EQ(program_from_text(to_text(program), "p.txt"), program) << to_text(spec);
+    ASSERT_EQ(dataset_from_text(to_text(spec), "x"), spec) << to_text(spec);
+  }
 }
 
 /// Every operation with every attribute it has, and numbers that need all of their digits.
@@ -158,17 +196,19 @@ TEST(Instruction, DamagedBytesAreReadOrRefused) {
 
 TEST(Instruction, TypesFollowFromOperations) {
   const auto types = verify(program_from_text(kProgram, "p.txt"), "p.txt");
-  ASSERT_EQ(types.size(), 15u);
+  ASSERT_EQ(types.size(), 16u);
   EXPECT_EQ(types.at(4), (TensorType{{8, 64}}));
   EXPECT_EQ(types.at(6), (TensorType{{8, 16}}));
   EXPECT_EQ(types.at(8), (TensorType{Shape{}}));
   EXPECT_EQ(types.at(9), (TensorType{{4, 2}, TensorDtype::kBf16}));
+  EXPECT_EQ(types.at(15), (TensorType{{4, 8}, TensorDtype::kInt64}));
 }
 
 TEST(Instruction, HashesTellMeaningsApart) {
   const Program program = program_from_text(kProgram, "p.txt");
   Program moved = program;
   for (Instruction& one : moved.instructions) one.line += 100;
+  moved.datasets[0].line += 100;
   EXPECT_EQ(program_hash(moved), program_hash(program)) << "lines of the source do not count";
   std::set<uint64_t> hashes = {program_hash(program)};
   const std::pair<const char*, const char*> edits[] = {{"matmul t4 t2", "matmul t2 t4"},
@@ -183,7 +223,12 @@ TEST(Instruction, HashesTellMeaningsApart) {
                                                        {"no_grad ", ""},
                                                        {"workers=3,2", "workers=2,3"},
                                                        {"to=5", "to=6"},
-                                                       {"t10 later=3", "t10 later=4"}};
+                                                       {"t10 later=3", "t10 later=4"},
+                                                       {"step=3", "step=4"},
+                                                       {" targets=1", ""},
+                                                       {"my%20docs", "my%20text"},
+                                                       {"seq_len=8", "seq_len=9"},
+                                                       {"seed=7", "seed=8"}};
   for (const auto& [from, to] : edits) {
     std::string text = kProgram;
     text.replace(text.find(from), std::string(from).size(), to);
@@ -237,7 +282,18 @@ TEST(Instruction, LinesThatCannotBeReadAreNamed) {
       {"signal a", "a signal is written 'signal NAME workers=0,1'"},
       {"signal a workers=x", "'x' is no worker"},
       {"signal a workers=0\nsignal a workers=1", "'a' is named twice"},
-      {"t1 = relu t0 @b\nsignal a workers=1", "signals stand before the first instruction"},
+      {"t1 = relu t0 @b\nsignal a workers=1", "signals stand before the first instruction that names one"},
+      {"dataset", "p.txt:2: path is empty; name a file or folder"},
+      {"dataset docs", "'docs' says nothing of a dataset; write path="},
+      {"dataset path=docs seqlen=4", "a dataset has no 'seqlen'; did you mean 'seq_len'?"},
+      {"dataset path=docs batch=four", "batch=four is no number"},
+      {"dataset path=docs batch=0", "batch is 0; give 1 to"},
+      {"dataset path=docs val_fraction=1", "val_fraction is 1; give 0 up to below 1"},
+      {"dataset path=docs val_fraction=nan", "val_fraction is nan"},
+      {"dataset path=docs vocab_size=-1", "vocab_size is -1"},
+      {"dataset path=docs%2", "has a % without two digits"},
+      {"dataset path=docs%2x", "has a % without two digits"},
+      {"free t0 step=1", "'free' has no attribute 'step'"},
   };
   for (const auto& [line, said] : lines) expect_contains(reading(line), said);
   expect_contains(
@@ -283,6 +339,15 @@ TEST(Instruction, ProgramsThatCannotRunAreNamed) {
       {made + "t1 = fetch t0\n", "'fetch' takes one tensor"},
       {"t0 = input dtype=fp32 shape=4 place=S(1)\n", "cannot be placed S(1)"},
       {"t0 = input dtype=fp32 shape=4 place=P\n", "cannot be placed P"},
+      {"t0 = batch step=1\n", "there is no dataset 0 among 0; declare it, and count from dataset=1"},
+      {"dataset path=d\nt0 = batch dataset=2\n", "there is no dataset 2 among 1"},
+      {"dataset path=d\nt0 = batch dataset=1 step=-1\n", "there is no batch -1; batches are numbered from 0"},
+      {"dataset path=d batch=2\nt0 = batch dataset=1 step=4611686018427387903\n",
+       "numbered from 0 to 4611686018427387902"},
+      {"dataset path=d\nt0 = batch dataset=1 targets=2\n", "targets is 2; give 1, or 0 for inputs"},
+      {"dataset path=d\nt0 = batch dataset=1 place=P\n", "cannot be placed P"},
+      {"dataset path=d\nt0 = batch dataset=1 place=S(2)\n", "cannot be placed S(2)"},
+      {made + "dataset path=d\nt1 = batch t0 dataset=1\n", "a batch has no operands and one result"},
   };
   for (const auto& [text, said] : programs) expect_contains(checking(text), said);
   EXPECT_EQ(checking(made + "t1 t2 = split t0 dim=1 sizes=4,4\nadd_ t1 t2\nfree t0\n"), "");
@@ -299,7 +364,7 @@ TEST(Instruction, RecordsThatCannotBeAreRefused) {
   expect_contains(refused({.signal = 3}), "there is no signal 3");
   expect_contains(refused({.signal = -2}), "there is no signal -2");
   expect_contains(refused({.op = static_cast<Op>(999)}), "there is no operation 999");
-  expect_contains(refused({.kind = static_cast<InstructionKind>(9)}), "there is no kind 9");
+  expect_contains(refused({.kind = static_cast<InstructionKind>(10)}), "there is no kind 10");
   Instruction listed{.outputs = 1};
   listed.attributes.listed = 100;
   expect_contains(refused(listed), "a list of 100 numbers");

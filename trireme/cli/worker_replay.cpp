@@ -207,7 +207,8 @@ int worker_replay(const Request& request, const Environment& environment) {
                                                         .random_values = options.values != "zeros",
                                                         .seed = options.seed,
                                                         .is_explicit = options.is_explicit,
-                                                        .timed = !options.timeline.empty()}));
+                                                        .timed = !options.timeline.empty()},
+                                                       environment));
   const std::vector<Json> said = of_all_ranks(*world, mine);
   if (world->rank() != 0) return 0;
   std::vector<Json> fetched;

@@ -151,6 +151,12 @@ void ClientSession::define_scope(uint32_t id, const std::string& name, const std
   line_->send(Scope{.id = id, .name = name, .workers = workers});
 }
 
+void ClientSession::declare(std::string text) {
+  Lock lock(mutex_);
+  send_buffer(lock);
+  line_->send(Declaration{.text = std::move(text)});
+}
+
 uint64_t ClientSession::submit(std::string_view bytes, uint32_t count) {
   if (bytes.size() > kMostInstructions || count == 0 || count > kMostAhead / 2) {
     throw LogicError(

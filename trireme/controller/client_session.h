@@ -42,6 +42,8 @@ class ClientSession {
 
   /// Names a set of workers; instructions that are submitted from now on may use it.
   void define_scope(uint32_t id, const std::string& name, const std::vector<uint32_t>& workers);
+  /// Gives workers what they alone read, of at most kMostText bytes, before instructions that follow.
+  void declare(std::string text);
   /// Takes `count` instructions; returns the number of the first. Waits when too many are under way.
   uint64_t submit(std::string_view bytes, uint32_t count);
   /// Sends what is buffered.

@@ -345,6 +345,10 @@ void Dispatcher::from_client(Peer& peer, const Frame& frame) {
     message_of<Step>(frame);
     return pass_on(frame);
   }
+  if (is<Declaration>(frame)) {
+    message_of<Declaration>(frame);
+    return pass_on(frame);
+  }
   if (is<Replay>(frame)) {
     message_of<Replay>(frame);
     check_ahead(1);

@@ -8,11 +8,11 @@
 namespace trireme::controller {
 namespace {
 
-constexpr std::array<const char*, 26> kMessageNames = {
-    "nothing", "CHALLENGE",     "PROOF",          "HELLO",  "WELCOME",      "REJECT",   "WORLD",
-    "SESSION", "SESSION_BEGIN", "SESSION_END",    "SCOPE",  "INSTRUCTIONS", "PROGRESS", "ANSWER",
-    "FAILED",  "RUN_ACTION",    "STATUS_REQUEST", "STATUS", "BYE",          "PING",     "PONG",
-    "DATA",    "DATA_DONE",     "TAKE",           "STEP",   "REPLAY"};
+constexpr std::array<const char*, 27> kMessageNames = {
+    "nothing", "CHALLENGE",     "PROOF",          "HELLO",  "WELCOME",      "REJECT",     "WORLD",
+    "SESSION", "SESSION_BEGIN", "SESSION_END",    "SCOPE",  "INSTRUCTIONS", "PROGRESS",   "ANSWER",
+    "FAILED",  "RUN_ACTION",    "STATUS_REQUEST", "STATUS", "BYE",          "PING",       "PONG",
+    "DATA",    "DATA_DONE",     "TAKE",           "STEP",   "REPLAY",       "DECLARATION"};
 
 /// Bytes of the messages with empty texts.
 constexpr size_t kLeastWorkerInfo = 2 * 8 + 3 * 4, kLeastWorkerStatus = kLeastWorkerInfo + 4 * 8;
@@ -390,6 +390,13 @@ void read(Reader& reader, Replay& message) {
   message.number = reader.u32();
   read_list(
       reader, message.arguments, sizeof(int64_t), [&](int64_t& one) { one = reader.i64(); }, kMostArguments);
+}
+
+void write(Writer& writer, const Declaration& message) {
+  writer.text(message.text, kMostText);
+}
+void read(Reader& reader, Declaration& message) {
+  message.text = reader.text(kMostText);
 }
 
 std::string message_name(uint16_t type) {

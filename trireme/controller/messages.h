@@ -38,7 +38,8 @@ enum class MessageType : uint16_t {
   kDataDone,
   kTake,
   kStep,
-  kReplay
+  kReplay,
+  kDeclaration
 };
 
 enum class Role : uint8_t { kClient = 1, kWorker, kObserver };
@@ -229,6 +230,12 @@ struct Replay {
   std::vector<int64_t> arguments;
 };
 
+/// What workers alone read of a program before instructions that need it: a dataset (plan/dataset_spec.h).
+struct Declaration {
+  static constexpr MessageType kType = MessageType::kDeclaration;
+  std::string text;
+};
+
 struct StatusRequest {
   static constexpr MessageType kType = MessageType::kStatusRequest;
 };
@@ -307,6 +314,7 @@ void write(Writer& writer, const DataDone& message);
 void write(Writer& writer, const Take& message);
 void write(Writer& writer, const Step& message);
 void write(Writer& writer, const Replay& message);
+void write(Writer& writer, const Declaration& message);
 
 void read(Reader& reader, Challenge& message);
 void read(Reader& reader, Proof& message);
@@ -333,6 +341,7 @@ void read(Reader& reader, DataDone& message);
 void read(Reader& reader, Take& message);
 void read(Reader& reader, Step& message);
 void read(Reader& reader, Replay& message);
+void read(Reader& reader, Declaration& message);
 
 /// "HELLO"; "type 99" for a number that is none.
 std::string message_name(uint16_t type);

@@ -15,6 +15,9 @@ class ProgramRunner {
   virtual int64_t workers() const = 0;
   /// The next signal of the program. Every one comes before instructions that name it.
   virtual void add_signal(const std::string& name, const std::vector<int64_t>& workers) = 0;
+  /// The next dataset of the program, from 1 on. Every one comes before instructions that name it. Returns at
+  /// once; workers open it when they need the first of its rows.
+  virtual void add_dataset(const plan::DatasetSpec& dataset) = 0;
   /// The next instruction. Returns at once, unless workers are far behind. Throws CommError that names the
   /// worker and the cause where an earlier instruction has failed.
   virtual void submit(const plan::Instruction& instruction) = 0;

@@ -50,6 +50,10 @@ void RemoteProgram::add_signal(const std::string& name, const std::vector<int64_
   session_->define_scope(signals_++, name, numbers);
 }
 
+void RemoteProgram::add_dataset(const plan::DatasetSpec& dataset) {
+  session_->declare(to_text(dataset));
+}
+
 void RemoteProgram::submit(const plan::Instruction& instruction) {
   bytes_.clear();
   append_bytes(bytes_, instruction);

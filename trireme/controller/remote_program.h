@@ -18,6 +18,7 @@ class RemoteProgram : public ProgramRunner {
   int64_t workers() const override { return std::ssize(session_->workers()); }
   const std::vector<WorkerInfo>& worker_list() const { return session_->workers(); }
   void add_signal(const std::string& name, const std::vector<int64_t>& workers) override;
+  void add_dataset(const plan::DatasetSpec& dataset) override;
   void submit(const plan::Instruction& instruction) override;
   void define_step(uint32_t number, const plan::RecordedStep& step) override;
   void replay(uint32_t number, const std::vector<int64_t>& arguments) override;

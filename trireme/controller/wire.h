@@ -21,7 +21,7 @@
 
 namespace trireme::controller {
 
-inline constexpr uint16_t kWireVersion = 1;
+inline constexpr uint16_t kWireVersion = 2;
 inline constexpr size_t kHeaderBytes = 24;
 inline constexpr size_t kMostBodyBytes = 1 << 20;
 inline constexpr size_t kMostBytesOfStrangers = 1 << 10;  ///< of a body before its sender is known

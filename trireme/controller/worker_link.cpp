@@ -86,6 +86,7 @@ void WorkerLink::take(const Frame& frame) {
   if (is<Replay>(frame)) return queue(message_of<Replay>(frame), bytes);
   if (is<Step>(frame)) return queue(message_of<Step>(frame), bytes);
   if (is<Scope>(frame)) return queue(message_of<Scope>(frame), bytes);
+  if (is<Declaration>(frame)) return queue(message_of<Declaration>(frame), bytes);
   if (is<RunAction>(frame)) return queue(message_of<RunAction>(frame), bytes);
   if (is<SessionBegin>(frame)) return queue(message_of<SessionBegin>(frame), bytes);
   if (is<SessionEnd>(frame)) return queue(message_of<SessionEnd>(frame), bytes);

@@ -37,7 +37,8 @@ struct WorkerSettings {
 };
 
 /// An item that next() gives, in the client's order; Bye: end in order.
-using WorkItem = std::variant<SessionBegin, SessionEnd, Scope, RunAction, Instructions, Step, Replay, Bye>;
+using WorkItem =
+    std::variant<SessionBegin, SessionEnd, Scope, Declaration, RunAction, Instructions, Step, Replay, Bye>;
 
 class WorkerLink {
  public:

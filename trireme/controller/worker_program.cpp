@@ -13,6 +13,7 @@
 #include "trireme/comm/process_id.h"
 #include "trireme/comm/world.h"
 #include "trireme/controller/recorded_steps.h"
+#include "trireme/controller/worker_datasets.h"
 #include "trireme/controller/worker_values.h"
 #include "trireme/tensor/numbered_tensors.h"
 
@@ -22,14 +23,22 @@ namespace {
 /// How long next() waits before it looks whether the process should still be there.
 constexpr double kIdle_s = 1.0;
 
-/// Values by way of the client's direct connection; small answers by way of the dispatcher.
+/// Values of a session by way of the client's direct connection; small answers by way of the dispatcher;
+/// batches from datasets that this worker opens.
 class LinkedValues : public tensor::Outside {
  public:
-  LinkedValues(WorkerLink& link, double timeout_s) : link_(link), timeout_s_(timeout_s) {}
+  LinkedValues(WorkerLink& link, comm::World& world, const Environment& environment, uint64_t session)
+      : link_(link),
+        timeout_s_(world.timeout_s()),
+        datasets_(world, environment, fmt::format("session {}", session)) {}
+
+  void add_dataset(const plan::DatasetSpec& spec) { datasets_.add(spec); }
 
   at::Tensor value(int64_t from, const plan::TensorType& type) override {
     return tensor_of(link_.take_bulk(static_cast<uint64_t>(from), timeout_s_), type);
   }
+
+  at::Tensor batch(const tensor::BatchRows& wanted) override { return datasets_.rows(wanted); }
 
   void answer(int64_t to, const at::Tensor& value) override {
     const auto request = static_cast<uint64_t>(to);
@@ -41,6 +50,7 @@ class LinkedValues : public tensor::Outside {
  private:
   WorkerLink& link_;
   double timeout_s_;
+  WorkerDatasets datasets_;
 };
 
 /// The world in which runs meet: each rank has the device of its worker, whatever the numbers of the workers
@@ -57,12 +67,12 @@ plan::WorldSpec world_of_runs(const plan::WorldSpec& workers, comm::World& world
 /// Runs what the link gives.
 class Worker {
  public:
-  Worker(WorkerLink& link, comm::World& world, RunHost& host)
+  Worker(WorkerLink& link, comm::World& world, const Environment& environment, RunHost& host)
       : link_(link),
         world_(world),
+        environment_(environment),
         host_(host),
-        runs_(world_of_runs(link.world(), world)),
-        values_(link, world.timeout_s()) {}
+        runs_(world_of_runs(link.world(), world)) {}
 
   void run() {
     while (!over_) {
@@ -73,15 +83,18 @@ class Worker {
   }
 
  private:
-  void take(const SessionBegin&) {
+  void take(const SessionBegin& begin) {
     executed_ = 0;
-    tensors_ = std::make_unique<tensor::NumberedTensors>(world_, values_);
+    tensors_.reset();
+    values_ = std::make_unique<LinkedValues>(link_, world_, environment_, begin.session);
+    tensors_ = std::make_unique<tensor::NumberedTensors>(world_, *values_);
     steps_.clear();
   }
   /// Messages that nobody used are waited for: their links go.
   void take(const SessionEnd&) {
     if (tensors_) in_words("the end of the session", [&] { tensors_->clear(); });
     tensors_.reset();
+    values_.reset();
     in_words("", [&] { host_.end(); });
   }
   void take(const RunAction& action) {
@@ -96,6 +109,14 @@ class Worker {
   void take(const Scope& scope) {
     in_words(numbered("signal " + scope.name), [&] {
       tensors_->add_signal(scope.name, {scope.workers.begin(), scope.workers.end()});
+    });
+  }
+
+  void take(const Declaration& declaration) {
+    in_words(numbered(declaration.text), [&] {
+      const plan::DatasetSpec spec = plan::dataset_from_text(declaration.text, "a declaration");
+      tensors_->add_dataset(spec);
+      values_->add_dataset(spec);
     });
   }
 
@@ -169,9 +190,10 @@ class Worker {
 
   WorkerLink& link_;
   comm::World& world_;
+  const Environment& environment_;
   RunHost& host_;
   plan::WorldSpec runs_;
-  LinkedValues values_;
+  std::unique_ptr<LinkedValues> values_;
   std::unique_ptr<tensor::NumberedTensors> tensors_;
   RecordedSteps steps_;
   uint64_t executed_ = 0;
@@ -184,7 +206,7 @@ void run_worker(WorkerSettings settings, c10::Device device, double timeout_s, c
                 RunHost& host) {
   WorkerLink link(std::move(settings), environment);
   const std::shared_ptr<comm::World> world = comm::World::join(link.world(), device, timeout_s);
-  Worker(link, *world, host).run();
+  Worker(link, *world, environment, host).run();
 }
 
 }  // namespace trireme::controller

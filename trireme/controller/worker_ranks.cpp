@@ -5,6 +5,7 @@
 #include <numeric>
 #include <utility>
 
+#include "trireme/base/clock.h"
 #include "trireme/base/error.h"
 #include "trireme/controller/worker_values.h"
 #include "trireme/tensor/op_kernels.h"
@@ -18,15 +19,26 @@ std::vector<int64_t> all_ranks(int64_t size) {
   return ranks;
 }
 
+/// A name of this program that no earlier one of the world had.
+std::string name_of_program(comm::World& world) {
+  return world.share_from_root("a program of ranks", fmt::format("program {:.9f}", monotonic_seconds()));
+}
+
 }  // namespace
 
-RankProgram::RankProgram(std::shared_ptr<comm::World> world, bool is_explicit)
+RankProgram::RankProgram(std::shared_ptr<comm::World> world, bool is_explicit, const Environment& environment)
     : world_(std::move(world)),
       all_(world_->make_group("values of the program", all_ranks(world_->size()))),
+      datasets_(*world_, environment, name_of_program(*world_)),
       tensors_(*world_, *this, is_explicit) {}
 
 void RankProgram::add_signal(const std::string& name, const std::vector<int64_t>& workers) {
   tensors_.add_signal(name, workers);
+}
+
+void RankProgram::add_dataset(const plan::DatasetSpec& dataset) {
+  tensors_.add_dataset(dataset);
+  datasets_.add(dataset);
 }
 
 void RankProgram::submit(const plan::Instruction& instruction) {

@@ -7,16 +7,20 @@
 #include "trireme/comm/world.h"
 #include "trireme/controller/program_runner.h"
 #include "trireme/controller/recorded_steps.h"
+#include "trireme/controller/worker_datasets.h"
 #include "trireme/tensor/numbered_tensors.h"
 
 namespace trireme::controller {
 
 class RankProgram : public ProgramRunner, private tensor::Outside {
  public:
-  explicit RankProgram(std::shared_ptr<comm::World> world, bool is_explicit = false);
+  /// Collective over the world. Tokens of datasets are kept in the folder that `environment` names.
+  explicit RankProgram(std::shared_ptr<comm::World> world, bool is_explicit = false,
+                       const Environment& environment = Environment::process());
 
   int64_t workers() const override { return world_->size(); }
   void add_signal(const std::string& name, const std::vector<int64_t>& workers) override;
+  void add_dataset(const plan::DatasetSpec& dataset) override;
   void submit(const plan::Instruction& instruction) override;
   void define_step(uint32_t number, const plan::RecordedStep& step) override;
   void replay(uint32_t number, const std::vector<int64_t>& arguments) override;
@@ -29,6 +33,7 @@ class RankProgram : public ProgramRunner, private tensor::Outside {
 
  private:
   at::Tensor value(int64_t from, const plan::TensorType& type) override;
+  at::Tensor batch(const tensor::BatchRows& wanted) override { return datasets_.rows(wanted); }
   void answer(int64_t to, const at::Tensor& value) override;
   void share_if_fetched(const plan::Instruction& instruction);
   void share(int64_t number, const plan::TensorType& type);
@@ -39,6 +44,7 @@ class RankProgram : public ProgramRunner, private tensor::Outside {
   };
   std::shared_ptr<comm::World> world_;
   std::shared_ptr<comm::Group> all_;
+  WorkerDatasets datasets_;
   tensor::NumberedTensors tensors_;
   RecordedSteps steps_;
   std::map<int64_t, std::string> values_;

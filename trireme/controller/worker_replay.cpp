@@ -8,6 +8,7 @@
 
 #include "trireme/base/clock.h"
 #include "trireme/base/error.h"
+#include "trireme/controller/worker_datasets.h"
 #include "trireme/tensor/numbered_tensors.h"
 #include "trireme/tensor/op_kernels.h"
 
@@ -17,7 +18,10 @@ namespace {
 /// Values that a file of a program does not have: numbers that depend on their input alone.
 class ReplayedValues : public tensor::Outside {
  public:
-  explicit ReplayedValues(const ReplaySettings& settings) : settings_(settings) {}
+  ReplayedValues(const ReplaySettings& settings, comm::World& world, const Environment& environment)
+      : settings_(settings), datasets_(world, environment, settings.name) {}
+
+  void add_dataset(const plan::DatasetSpec& spec) { datasets_.add(spec); }
 
   at::Tensor value(int64_t from, const plan::TensorType& type) override {
     const auto dtype = tensor::scalar_type_of(type.dtype);
@@ -25,6 +29,8 @@ class ReplayedValues : public tensor::Outside {
     const auto seed = static_cast<uint64_t>(settings_.seed) * 1'000'003 + static_cast<uint64_t>(from);
     return at::randn(type.shape, at::make_generator<at::CPUGeneratorImpl>(seed), at::kFloat).to(dtype);
   }
+
+  at::Tensor batch(const tensor::BatchRows& wanted) override { return datasets_.rows(wanted); }
 
   void answer(int64_t to, const at::Tensor& value) override {
     constexpr int64_t kMostShown = 4;
@@ -39,17 +45,22 @@ class ReplayedValues : public tensor::Outside {
 
  private:
   const ReplaySettings& settings_;
+  WorkerDatasets datasets_;
   std::vector<ReplayedValue> fetched_;
 };
 
 }  // namespace
 
-ReplayOutcome replay_program(comm::World& world, const plan::Program& program,
-                             const ReplaySettings& settings) {
-  ReplayedValues values(settings);
+ReplayOutcome replay_program(comm::World& world, const plan::Program& program, const ReplaySettings& settings,
+                             const Environment& environment) {
+  ReplayedValues values(settings, world, environment);
   tensor::NumberedTensors tensors(world, values, settings.is_explicit);
   for (size_t i = 0; i < program.signals.size(); ++i)
     tensors.add_signal(program.signals[i], program.workers[i]);
+  for (const plan::DatasetSpec& dataset : program.datasets) {
+    tensors.add_dataset(dataset);
+    values.add_dataset(dataset);
+  }
   ReplayOutcome outcome;
   const double begin = monotonic_seconds();
   for (size_t i = 0; i < program.instructions.size(); ++i) {

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "trireme/base/env.h"
 #include "trireme/comm/world.h"
 #include "trireme/plan/instruction.h"
 
@@ -34,9 +35,10 @@ struct ReplayOutcome {
   std::vector<ReplayedTime> times = {};     ///< where they were asked for
 };
 
-/// Runs the instructions of a program, whose signals all have workers, as ranks of the world. Throws
-/// ConfigError as NumberedTensors does, and Error with the instruction for what libtorch throws.
-ReplayOutcome replay_program(comm::World& world, const plan::Program& program,
-                             const ReplaySettings& settings);
+/// Runs the instructions of a program, whose signals all have workers, as ranks of the world. Batches of its
+/// datasets are those that the program had, as long as this machine has the text. Throws ConfigError as
+/// NumberedTensors does, and Error with the instruction for what libtorch throws.
+ReplayOutcome replay_program(comm::World& world, const plan::Program& program, const ReplaySettings& settings,
+                             const Environment& environment);
 
 }  // namespace trireme::controller

@@ -50,7 +50,8 @@ void check_tokens(std::span<const int64_t> tokens, int64_t sample, int64_t vocab
       *found, found - tokens.begin(), sample, vocab_size, *found + 1);
 }
 
-/// Inputs and targets of the samples, read into tensors of their own so that both are contiguous.
+}  // namespace
+
 Batch read_batch(const TokenSamples& dataset, std::span<const int64_t> samples, const LoaderOptions& options,
                  int64_t step_kept) {
   const auto length = static_cast<size_t>(dataset.seq_len());
@@ -75,8 +76,6 @@ Batch read_batch(const TokenSamples& dataset, std::span<const int64_t> samples, 
     batch.documents = document_table(dataset, samples, batch.inputs, *options.end_token, options.pin_memory);
   return batch;
 }
-
-}  // namespace
 
 class Loader::Impl {
  public:

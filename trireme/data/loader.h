@@ -4,6 +4,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "trireme/data/batch.h"
@@ -27,6 +28,13 @@ struct LoaderOptions {
   std::optional<int64_t> end_token = {};
   int64_t vocab_size = 0;  ///< next() throws DataError for a token at or above it; 0: no check
 };
+
+/// Inputs and targets of these samples, one a row, as a loader's batches have them: (rows, seq_len) int64 on
+/// the CPU, each contiguous, with `options.pin_memory`, `end_token` and `vocab_size`. `step_kept`: the
+/// targets that count in the step on all ranks; 0: all do. Throws DataError for damaged data and for tokens
+/// outside the vocabulary.
+Batch read_batch(const TokenSamples& dataset, std::span<const int64_t> samples, const LoaderOptions& options,
+                 int64_t step_kept = 0);
 
 /// Yields global_batch / dp_size / micro_batch micro-batches per step, for ever.
 class Loader {

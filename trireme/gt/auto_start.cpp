@@ -83,6 +83,7 @@ class OwnProgram : public ProgramRunner {
   void add_signal(const std::string& name, const std::vector<int64_t>& workers) override {
     program_->add_signal(name, workers);
   }
+  void add_dataset(const trireme::plan::DatasetSpec& dataset) override { program_->add_dataset(dataset); }
   void submit(const trireme::plan::Instruction& instruction) override { program_->submit(instruction); }
   void define_step(uint32_t number, const trireme::plan::RecordedStep& step) override {
     program_->define_step(number, step);

@@ -53,6 +53,10 @@ void ProgramFile::add_signal(const std::string& name, const std::vector<int64_t>
   file_ << fmt::format("signal {} workers={}\n", name, fmt::join(workers, ","));
 }
 
+void ProgramFile::add_dataset(const trireme::plan::DatasetSpec& dataset) {
+  file_ << to_text(dataset) << '\n';
+}
+
 void ProgramFile::write(const trireme::plan::Instruction& one, const std::vector<std::string>& signals) {
   file_ << to_text(one, signals) << '\n';
 }

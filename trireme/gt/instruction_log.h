@@ -34,6 +34,7 @@ class ProgramFile {
   ProgramFile& operator=(const ProgramFile&) = delete;
 
   void add_signal(const std::string& name, const std::vector<int64_t>& workers);
+  void add_dataset(const trireme::plan::DatasetSpec& dataset);
   void write(const trireme::plan::Instruction& one, const std::vector<std::string>& signals);
 
  private:

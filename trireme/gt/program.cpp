@@ -271,6 +271,7 @@ void Program::flush() {
 void Program::write_to(const std::string& path) {
   file_of_program_ = std::make_unique<ProgramFile>(path);
   for (const UsedSignal& used : signals_) file_of_program_->add_signal(used.signal.name, used.signal.workers);
+  for (const auto& dataset : placer_.datasets()) file_of_program_->add_dataset(dataset);
 }
 
 void Program::record(std::vector<Recorded>* into) {
@@ -312,7 +313,7 @@ std::optional<TensorPlacement> Program::place_of_operand(const Node& node, Op op
   const Signal& says = this->signal(signal).signal;
   const auto workers = std::ssize(says.workers);
   if (workers == 1 || !says.placement.is_shard()) return whole;
-  const bool from_outside = node.pending.front().kind == InstructionKind::kInput && !node.requires_grad;
+  const bool from_outside = node.pending.front().kind != InstructionKind::kOp && !node.requires_grad;
   int64_t dim = says.placement.dim;
   if (is_weight(op, index) && node.type.shape.size() == 2) {
     if (op == Op::kLinear) dim = 1 - dim;  // (out, in)

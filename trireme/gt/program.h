@@ -162,6 +162,10 @@ class Program : public std::enable_shared_from_this<Program> {
   std::vector<NodePtr> op(trireme::plan::Op op, const std::vector<NodePtr>& inputs,
                           const trireme::plan::OpAttributes& attributes, const std::source_location& where);
   NodePtr input(const trireme::plan::TensorType& type, std::string bytes, const std::source_location& where);
+  /// The number of a dataset, which workers are told of the first time.
+  int64_t dataset(const trireme::plan::DatasetSpec& spec, const std::source_location& where);
+  /// Inputs or targets of a batch of a dataset, which its workers read where it is first used.
+  NodePtr batch(int64_t dataset, int64_t step, bool targets, const std::source_location& where);
   NodePtr cross(const NodePtr& tensor, int32_t signal, const std::source_location& where,
                 std::optional<trireme::plan::TensorPlacement> place = {});
   /// The result of `body`, whose operations are done again for its gradient.

@@ -1,4 +1,5 @@
 // Values of a program's tensors: those that come from the client, and those that it asks for.
+#include <algorithm>
 #include <utility>
 
 #include "trireme/base/error.h"
@@ -23,6 +24,32 @@ NodePtr Program::input(const TensorType& type, std::string bytes, const std::sou
                       place_of(where), bytes.size(), to_text(type), type.bytes());
   node->pending = {one};
   node->value = std::move(bytes);
+  return node;
+}
+
+int64_t Program::dataset(const trireme::plan::DatasetSpec& spec, const std::source_location& where) {
+  const auto& known = placer_.datasets();
+  const auto is_same = [&spec](trireme::plan::DatasetSpec one) {
+    one.line = spec.line;
+    return one == spec;
+  };
+  const auto found = std::ranges::find_if(known, is_same);
+  if (found != known.end()) return found - known.begin() + 1;
+  placer_.set_place(place_of(where));
+  placer_.add_dataset(spec);
+  runner_->add_dataset(spec);
+  if (file_of_program_) file_of_program_->add_dataset(spec);
+  return std::ssize(placer_.datasets());
+}
+
+NodePtr Program::batch(int64_t dataset, int64_t step, bool targets, const std::source_location& where) {
+  const trireme::plan::DatasetSpec& spec = placer_.datasets().at(static_cast<size_t>(dataset - 1));
+  const std::string fault = batch_fault(spec, step);
+  if (!fault.empty()) throw ConfigError("[gt.dataset] {}: {}", place_of(where), fault);
+  Instruction one{.kind = InstructionKind::kBatch, .line = where.line(), .outputs = 1};
+  one.attributes = OpAttributes::of({dataset, step, targets ? 1 : 0});
+  NodePtr node = new_node(spec.type(), Instruction::kNoSignal);
+  node->pending = {one};
   return node;
 }
 

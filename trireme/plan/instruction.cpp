@@ -39,6 +39,7 @@ class ProgramCheck {
 
   void check_records() const {
     check_signals();
+    check_datasets();
     for (size_t at = 0; at < program_.instructions.size(); ++at) {
       const std::string fault = record_fault(program_.instructions[at], program_.signals.size());
       if (!fault.empty()) throw ConfigError("[plan.program] {}: instruction {}: {}", name_, at + 1, fault);
@@ -49,6 +50,7 @@ class ProgramCheck {
     check_records();
     for (const std::string& signal : program_.signals) placer_.add_signal(signal, {0});
     placer_.add_signal(kNowhere, {0});
+    for (const DatasetSpec& dataset : program_.datasets) placer_.add_dataset(dataset);
     for (at_ = 0; at_ < program_.instructions.size(); ++at_) step(program_.instructions[at_]);
     return std::move(types_);
   }
@@ -69,6 +71,13 @@ class ProgramCheck {
     if (program_.workers.size() > program_.signals.size())
       throw ConfigError("[plan.program] {}: workers of {} signals, but there are {}", name_,
                         program_.workers.size(), program_.signals.size());
+  }
+
+  void check_datasets() const {
+    for (size_t i = 0; i < program_.datasets.size(); ++i) {
+      const std::string fault = dataset_fault(program_.datasets[i]);
+      if (!fault.empty()) throw ConfigError("[plan.program] {}: dataset {}: {}", name_, i + 1, fault);
+    }
   }
 
   void step(Instruction one) {
@@ -104,9 +113,11 @@ const OpRecord& attribute_names(const Instruction& instruction) {
   static constexpr OpRecord kOfFetch{.whole = {"to"}};
   static constexpr OpRecord kOfBackward{.whole = {"later"}};
   static constexpr OpRecord kOfTrack{.whole = {"again"}};
+  static constexpr OpRecord kOfBatch{.whole = {"dataset", "step", "targets"}};
   if (instruction.kind == InstructionKind::kOp) return record_of(instruction.op);
   if (instruction.kind == InstructionKind::kInput) return kOfInput;
   if (instruction.kind == InstructionKind::kTrack) return kOfTrack;
+  if (instruction.kind == InstructionKind::kBatch) return kOfBatch;
   const bool goes_back =
       instruction.kind == InstructionKind::kBackward || instruction.kind == InstructionKind::kWeights;
   if (goes_back) return kOfBackward;
@@ -119,6 +130,11 @@ uint64_t program_hash(const Program& program) {
   for (const std::vector<int64_t>& workers : program.workers) {
     words.add(std::ssize(workers));
     for (const int64_t worker : workers) words.add(worker);
+  }
+  words.add(std::ssize(program.datasets));
+  for (DatasetSpec dataset : program.datasets) {
+    dataset.line = 0;
+    words.add(to_text(dataset));
   }
   words.add(std::ssize(program.instructions));
   for (const Instruction& one : program.instructions) {

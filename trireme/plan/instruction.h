@@ -11,6 +11,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "trireme/plan/dataset_spec.h"
 #include "trireme/plan/ops.h"
 #include "trireme/plan/placement.h"
 
@@ -30,7 +31,8 @@ enum class InstructionKind {
   kBackward,
   kGradient,  ///< the result is what the operand has collected, which begins anew
   kFetch,     ///< the operand's value goes to the client
-  kWeights    ///< gradients of weights that a backward pass has left for later
+  kWeights,   ///< gradients of weights that a backward pass has left for later
+  kBatch      ///< inputs or targets of a dataset's batch, of which each worker reads its own rows
 };
 
 struct Instruction {
@@ -43,20 +45,23 @@ struct Instruction {
   uint16_t inputs = 0, outputs = 0;
   std::array<uint32_t, kMostOpInputs> input{};
   std::array<uint32_t, kMostOpResults> output{};
-  OpAttributes attributes = {};               ///< as attribute_names() has them
-  bool no_grad = false;                       ///< kOp: gradients do not pass
-  std::optional<TensorPlacement> place = {};  ///< kOp, kInput, kCross: of the results; none: what is cheapest
+  OpAttributes attributes = {};  ///< as attribute_names() has them
+  bool no_grad = false;          ///< kOp: gradients do not pass
+  std::optional<TensorPlacement> place =
+      {};  ///< kOp, kInput, kCross, kBatch: of results; none: what is cheapest
   bool operator==(const Instruction&) const = default;
 };
 static_assert(std::is_trivially_copyable_v<Instruction>);
 
 /// The names of an instruction's attributes: those of its operation; a dtype, a shape and the number of the
-/// value "from" outside of an input; the number "to" which a fetched value belongs.
+/// value "from" outside of an input; the number "to" which a fetched value belongs; a "dataset" of the
+/// program, from 1 on, with the "step" of a batch, and "targets" 1 where these are meant.
 const OpRecord& attribute_names(const Instruction& instruction);
 
 struct Program {
   std::vector<std::string> signals = {};           ///< names of scopes
   std::vector<std::vector<int64_t>> workers = {};  ///< of the first signals; empty: a file of signals says
+  std::vector<DatasetSpec> datasets = {};          ///< numbered from 1
   std::vector<Instruction> instructions = {};
   bool operator==(const Program&) const = default;
 };
@@ -65,11 +70,11 @@ struct Program {
 /// not 0, the placement that is asked for, "no_grad", signal, and the line of the source.
 std::string to_text(const Instruction& instruction, const std::vector<std::string>& signals);
 /// One instruction a line, below a line that names the format and one for each signal that has workers:
-/// "signal pp_stage0 workers=0,1".
+/// "signal pp_stage0 workers=0,1", and each dataset (dataset_spec.h).
 std::string to_text(const Program& program);
 /// Reads to_text(); blank lines and what follows "//" are ignored. Throws ConfigError that names `name`, the
-/// line, what is wrong there, and the nearest word for one that is not known. Signals are numbered as they
-/// come.
+/// line, what is wrong there, and the nearest word for one that is not known. Signals and datasets are
+/// numbered as they come; a signal's workers stand before what names it.
 Program program_from_text(std::string_view text, const std::string& name);
 /// Reads the file. Throws as above and as read_text_file().
 Program load_program(const std::string& path);

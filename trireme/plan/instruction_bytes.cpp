@@ -45,8 +45,7 @@ class InstructionTaker {
 
   Instruction take() {
     Instruction one;
-    one.kind =
-        static_cast<InstructionKind>(number_below(static_cast<uint64_t>(InstructionKind::kWeights) + 1));
+    one.kind = static_cast<InstructionKind>(number_below(static_cast<uint64_t>(InstructionKind::kBatch) + 1));
     if (one.kind == InstructionKind::kOp) {
       one.op = static_cast<Op>(number_below(kNames<Op>.size()));
       one.no_grad = number_below(2) != 0;

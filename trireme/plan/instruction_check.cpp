@@ -31,8 +31,7 @@ std::string attribute_fault(const Instruction& instruction) {
 
 std::string placement_fault(const Instruction& instruction) {
   const bool is_op = instruction.kind == InstructionKind::kOp;
-  const bool can_place =
-      is_op || instruction.kind == InstructionKind::kInput || instruction.kind == InstructionKind::kCross;
+  const bool can_place = makes_placed(instruction.kind);
   if (!is_op && instruction.no_grad) return "only operations are without gradients";
   if (instruction.place && !can_place) return "it makes no tensor that could be placed";
   if (instruction.place && instruction.place->dim < 0)
@@ -41,6 +40,11 @@ std::string placement_fault(const Instruction& instruction) {
 }
 
 }  // namespace
+
+bool makes_placed(InstructionKind kind) {
+  return kind == InstructionKind::kOp || kind == InstructionKind::kInput || kind == InstructionKind::kCross ||
+         kind == InstructionKind::kBatch;
+}
 
 std::string record_fault(const Instruction& instruction, size_t signals) {
   if (instruction.inputs > kMostOpInputs || instruction.outputs > kMostOpResults)
@@ -51,7 +55,7 @@ std::string record_fault(const Instruction& instruction, size_t signals) {
   const int64_t listed = instruction.attributes.listed;
   if (listed < 0 || listed > static_cast<int64_t>(OpAttributes::kMostListed))
     return fmt::format("a list of {} numbers; there may be {}", listed, OpAttributes::kMostListed);
-  if (instruction.kind < InstructionKind::kOp || instruction.kind > InstructionKind::kWeights)
+  if (instruction.kind < InstructionKind::kOp || instruction.kind > InstructionKind::kBatch)
     return fmt::format("there is no kind {} of instruction", static_cast<int>(instruction.kind));
   if (static_cast<size_t>(instruction.op) >= kNames<Op>.size())
     return fmt::format("there is no operation {}", static_cast<size_t>(instruction.op));

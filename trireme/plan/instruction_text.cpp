@@ -16,16 +16,10 @@ namespace {
 
 constexpr std::string_view kFormat = "trireme.program/1";
 constexpr std::string_view kDtypeWord = "dtype", kPlaceWord = "place", kNoGradWord = "no_grad",
-                           kSignalWord = "signal", kWorkersWord = "workers=";
+                           kSignalWord = "signal", kWorkersWord = "workers=", kDatasetWord = "dataset";
 /// By kind; an operation has its own name.
 constexpr auto kKindWords = std::to_array<std::string_view>(
-    {"", "input", "cross", "free", "track", "backward", "gradient", "fetch", "weights"});
-
-/// Whether it may be said how its results are placed.
-bool has_results(const Instruction& instruction) {
-  return instruction.kind == InstructionKind::kOp || instruction.kind == InstructionKind::kInput ||
-         instruction.kind == InstructionKind::kCross;
-}
+    {"", "input", "cross", "free", "track", "backward", "gradient", "fetch", "weights", "batch"});
 
 bool is_dtype(std::string_view attribute, int64_t value) {
   return attribute == kDtypeWord && 0 <= value && value < std::ssize(kNames<TensorDtype>);
@@ -143,7 +137,7 @@ class LineReader {
     if (std::ranges::find(given_, key) != given_.end())
       fail(fmt::format("{} is given twice; remove one", key));
     given_.push_back(key);
-    if (key == kPlaceWord && has_results(instruction_)) return read_place(value);
+    if (key == kPlaceWord && makes_placed(instruction_.kind)) return read_place(value);
     const OpRecord& record = attribute_names(instruction_);
     const auto whole = std::ranges::find(record.whole, key);
     const auto real = std::ranges::find(record.real, key);
@@ -217,13 +211,14 @@ class LineReader {
   size_t next_ = 0;
 };
 
-/// "signal NAME workers=0,1", before whatever names the signal.
+/// "signal NAME workers=0,1", before whatever names the signal: a client's file has it where that is used
+/// first.
 void read_signal_line(const std::vector<std::string>& words, const std::string& at, Program& program) {
   const auto fail = [&at](const std::string& what) { throw ConfigError("[plan.program] {}: {}", at, what); };
   if (words.size() != 3 || !words[2].starts_with(kWorkersWord) || !is_signal_name(words[1]))
     fail("a signal is written 'signal NAME workers=0,1'");
-  if (!program.instructions.empty() || program.signals.size() > program.workers.size())
-    fail("signals stand before the first instruction");
+  if (program.signals.size() > program.workers.size())
+    fail("signals stand before the first instruction that names one");
   if (std::ranges::find(program.signals, words[1]) != program.signals.end())
     fail(fmt::format("'{}' is named twice; remove one", words[1]));
   std::vector<int64_t> workers;
@@ -263,6 +258,7 @@ std::string to_text(const Program& program) {
   for (size_t i = 0; i < program.workers.size(); ++i)
     text += fmt::format("{} {} {}{}\n", kSignalWord, program.signals.at(i), kWorkersWord,
                         fmt::join(program.workers[i], ","));
+  for (const DatasetSpec& dataset : program.datasets) text += to_text(dataset) + "\n";
   for (const Instruction& instruction : program.instructions)
     text += to_text(instruction, program.signals) + "\n";
   return text;
@@ -273,8 +269,8 @@ Program program_from_text(std::string_view text, const std::string& name) {
   bool has_format = false;
   const std::vector<std::string> lines = split(text, '\n');
   for (size_t line = 0; line < lines.size(); ++line) {
-    std::vector<std::string> words =
-        words_of(std::string_view(lines[line]).substr(0, lines[line].find("//")));
+    const std::string_view said = std::string_view(lines[line]).substr(0, lines[line].find("//"));
+    std::vector<std::string> words = words_of(said);
     if (words.empty()) continue;
     const std::string at = fmt::format("{}:{}", name, line + 1);
     if (!has_format && (words.size() != 1 || words.front() != kFormat)) {
@@ -282,6 +278,8 @@ Program program_from_text(std::string_view text, const std::string& name) {
     }
     if (has_format && words.front() == kSignalWord) {
       read_signal_line(words, at, program);
+    } else if (has_format && words.front() == kDatasetWord) {
+      program.datasets.push_back(dataset_from_text(said, at));
     } else if (has_format) {
       program.instructions.push_back(LineReader(std::move(words), at, program).read());
     }

@@ -81,6 +81,16 @@ void Placer::add_signal(const std::string& name, const std::vector<int64_t>& wor
   signals_.push_back(name);
 }
 
+void Placer::add_dataset(const DatasetSpec& dataset) {
+  const std::string fault = dataset_fault(dataset);
+  if (!fault.empty()) throw ConfigError("[plan.program] {}: {}", at_, fault);
+  if (datasets_.size() == kMostDatasets)
+    throw ConfigError(
+        "[plan.program] {}: the program has {} datasets, and no more may be; use one of them again", at_,
+        datasets_.size());
+  datasets_.push_back(dataset);
+}
+
 int64_t Placer::group_of(int32_t signal) const {
   TRIREME_CHECK(0 <= signal && signal < std::ssize(group_of_signal_), "[plan.program] there is no signal {}",
                 signal);
@@ -162,6 +172,8 @@ PlacedInstruction Placer::place_one(const Call& call) {
       return place_input(call);
     case InstructionKind::kCross:
       return place_cross(call);
+    case InstructionKind::kBatch:
+      return place_batch(call);
     case InstructionKind::kFree:
     case InstructionKind::kFetch:
     case InstructionKind::kTrack:
@@ -213,19 +225,41 @@ void Placer::check_backward(const Call& call) const {
 PlacedInstruction Placer::place_input(const Call& call) const {
   const Instruction& one = call.one;
   if (one.inputs != 0 || one.outputs != 1) fail(one, "an input has no operands and one result");
-  PlacedInstruction placed{.group = group_for(call)};
   OpAttributes attributes = one.attributes;
   attributes.whole[1] = 0;
+  TensorType type;
   try {
-    placed.results = {{factor_map(Op::kFull, {}, attributes).results[0], placed.group,
-                       one.place.value_or(TensorPlacement::replicate())}};
+    type = factor_map(Op::kFull, {}, attributes).results[0];
   } catch (const ConfigError& error) {
     fail(one, error.what());
   }
+  return placed_from_outside(call, type);
+}
+
+PlacedInstruction Placer::place_batch(const Call& call) const {
+  const Instruction& one = call.one;
+  const auto& [number, step, targets, none] = one.attributes.whole;
+  if (one.inputs != 0 || one.outputs != 1) fail(one, "a batch has no operands and one result");
+  if (number < 1 || number > std::ssize(datasets_))
+    fail(one, fmt::format("there is no dataset {} among {}; declare it, and count from dataset=1", number,
+                          datasets_.size()));
+  if (targets != 0 && targets != 1) fail(one, fmt::format("targets is {}; give 1, or 0 for inputs", targets));
+  const DatasetSpec& dataset = datasets_[static_cast<size_t>(number - 1)];
+  const std::string fault = batch_fault(dataset, step);
+  if (!fault.empty()) fail(one, fault);
+  return placed_from_outside(call, dataset.type());
+}
+
+/// A tensor whose values are not of the program, placed as is asked for.
+PlacedInstruction Placer::placed_from_outside(const Call& call, const TensorType& type) const {
+  const Instruction& one = call.one;
+  PlacedInstruction placed{.group = group_for(call)};
+  placed.results = {{type, placed.group, one.place.value_or(TensorPlacement::replicate())}};
   const PlacedTensor& made = placed.results[0];
   if (made.placement.is_partial() ||
       (made.placement.is_shard() && made.placement.dim >= std::ssize(made.type.shape)))
-    fail(one, fmt::format("an input {} cannot be placed {}", to_text(made.type), to_text(made.placement)));
+    fail(one, fmt::format("'{}' {} cannot be placed {}; write place=R, or S with a dimension that it has",
+                          instruction_word(one), to_text(made.type), to_text(made.placement)));
   return placed;
 }
 

@@ -58,6 +58,10 @@ class Placer {
   /// name that is none, or used, and workers that are named twice.
   void add_signal(const std::string& name, const std::vector<int64_t>& workers);
 
+  /// The next dataset of the program, numbered from 1. Throws ConfigError with its fault, and beyond
+  /// kMostDatasets.
+  void add_dataset(const DatasetSpec& dataset);
+
   /// Takes the next instruction. Throws ConfigError that has it as text, the tensors, and the fix, for
   /// records that cannot be, tensors that are not there or made twice, types and placements that an operation
   /// does not take, and tensors on other workers than the instruction's; then nothing has changed.
@@ -77,6 +81,8 @@ class Placer {
   /// The group of a signal.
   int64_t group_of(int32_t signal) const;
   const std::vector<std::string>& signals() const { return signals_; }
+  /// Dataset 1 is the first.
+  const std::vector<DatasetSpec>& datasets() const { return datasets_; }
 
   /// XXH3-64 over all that was placed, equal on all who placed the same.
   uint64_t hash() const { return hash_; }
@@ -86,6 +92,8 @@ class Placer {
   PlacedInstruction place_one(const Call& call);
   PlacedInstruction place_op(const Call& call);
   PlacedInstruction place_input(const Call& call) const;
+  PlacedInstruction place_batch(const Call& call) const;
+  PlacedInstruction placed_from_outside(const Call& call, const TensorType& type) const;
   PlacedInstruction place_cross(const Call& call) const;
   void check_backward(const Call& call) const;
   std::shared_ptr<const OpPlan> planned(const Call& call, int64_t ranks);
@@ -97,6 +105,7 @@ class Placer {
   bool is_explicit_;
   std::string at_ = "a program";
   std::vector<std::string> signals_;
+  std::vector<DatasetSpec> datasets_;
   std::vector<int64_t> group_of_signal_;
   std::vector<std::vector<int64_t>> groups_;
   std::unordered_map<uint32_t, PlacedTensor> tensors_;

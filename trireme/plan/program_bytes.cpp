@@ -35,6 +35,7 @@ std::vector<int64_t> program_bytes(const Program& program, int64_t workers, cons
   Placer placer(is_explicit);
   for (size_t i = 0; i < program.workers.size(); ++i)
     placer.add_signal(program.signals[i], program.workers[i]);
+  for (const DatasetSpec& dataset : program.datasets) placer.add_dataset(dataset);
   std::vector<int64_t> now(static_cast<size_t>(workers)), most = now;
   const auto add = [&](const PlacedTensor& tensor, int64_t sign) {
     const std::vector<int64_t>& group = placer.groups()[static_cast<size_t>(tensor.group)];

@@ -25,6 +25,7 @@ void for_each_number(Some& one, const Body& body) {
   auto& attributes = one.attributes;
   switch (one.kind) {
     case InstructionKind::kInput:
+    case InstructionKind::kBatch:
       return body(attributes.whole[1]);
     case InstructionKind::kFetch:
     case InstructionKind::kBackward:

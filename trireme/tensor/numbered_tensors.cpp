@@ -128,6 +128,8 @@ void NumberedTensors::run_here(const Instruction& instruction, const PlacedInstr
       return run_input(instruction, placed);
     case InstructionKind::kCross:
       return run_cross(instruction, placed);
+    case InstructionKind::kBatch:
+      return run_batch(instruction, placed);
     case InstructionKind::kFree:
       local(instruction.input[0]);  // a message that nobody used is on its way
       tensors_.erase(instruction.input[0]);
@@ -174,6 +176,32 @@ void NumberedTensors::run_input(const Instruction& instruction, const PlacedInst
   at::Tensor whole = asks ? outside_.value(instruction.attributes.whole[1], made.type).to(world_.device())
                           : at::empty(made.type.shape, options);
   if (const std::shared_ptr<comm::Group>& ranks = group(placed.group)) ranks->broadcast(whole, 0);
+  keep_part(instruction, placed, whole);
+}
+
+/// Each rank reads what it has: rows that are split are read by the one that has them.
+void NumberedTensors::run_batch(const Instruction& instruction, const PlacedInstruction& placed) {
+  const PlacedTensor& made = placed.results[0];
+  const bool by_rows = made.placement == TensorPlacement::shard(0);
+  const auto ranks = std::ssize(placer_.groups()[static_cast<size_t>(placed.group)]);
+  const int64_t rows = made.type.shape[0];
+  const auto& whole = instruction.attributes.whole;
+  const BatchRows wanted{.dataset = whole[0],
+                         .step = whole[1],
+                         .targets = whole[2] != 0,
+                         .rows = by_rows ? plan::shard_range(rows, ranks, place_in(placed.group))
+                                         : plan::Range{.begin = 0, .end = rows}};
+  const at::Tensor read = outside_.batch(wanted).to(world_.device());
+  if (by_rows)
+    tensors_.emplace(instruction.output[0], read);
+  else
+    keep_part(instruction, placed, read);
+}
+
+/// This rank's part of a value that all ranks of the group have as a whole.
+void NumberedTensors::keep_part(const Instruction& instruction, const PlacedInstruction& placed,
+                                const at::Tensor& whole) {
+  const PlacedTensor& made = placed.results[0];
   at::Tensor part = moved(whole, TensorPlacement::replicate(), made.placement, placed.group, made.type.shape);
   // A part that is a view would keep the whole.
   if (part.nbytes() < whole.nbytes() && part.is_alias_of(whole)) part = part.clone();

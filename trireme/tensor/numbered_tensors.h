@@ -22,12 +22,23 @@ class World;
 
 namespace trireme::tensor {
 
+/// Rows of a batch of a dataset of the program (plan/dataset_spec.h).
+struct BatchRows {
+  int64_t dataset = 1;  ///< from 1 on
+  int64_t step = 0;
+  bool targets = false;  ///< or inputs
+  plan::Range rows = {};
+};
+
 /// Where values come from and go to that are not of the program.
 class Outside {
  public:
   virtual ~Outside() = default;
   /// The whole value of an input, contiguous, on any device. The first rank of its group asks, once.
   virtual at::Tensor value(int64_t from, const plan::TensorType& type) = 0;
+  /// The rows (rows, seq_len) int64, contiguous, on any device. Each rank asks for its own, whenever it needs
+  /// some.
+  virtual at::Tensor batch(const BatchRows& wanted) = 0;
   /// A fetched value as a whole, on the world's device, from the first rank of its group. It may still be
   /// computed there, on the current stream.
   virtual void answer(int64_t to, const at::Tensor& value) = 0;
@@ -43,6 +54,9 @@ class NumberedTensors {
 
   /// Throws ConfigError also for workers that the world does not have.
   void add_signal(const std::string& name, const std::vector<int64_t>& workers);
+
+  /// The next dataset of the program, which every rank is given. Throws as Placer does.
+  void add_dataset(const plan::DatasetSpec& dataset) { placer_.add_dataset(dataset); }
 
   /// Runs the next instruction, which every rank of the world is given, in the same order. Collective over
   /// the ranks that it concerns; the others only follow where tensors lie. Messages to other groups leave
@@ -74,6 +88,9 @@ class NumberedTensors {
   void run_here(const plan::Instruction& instruction, const plan::PlacedInstruction& placed);
   void run_op(const plan::Instruction& instruction, const plan::PlacedInstruction& placed);
   void run_input(const plan::Instruction& instruction, const plan::PlacedInstruction& placed);
+  void run_batch(const plan::Instruction& instruction, const plan::PlacedInstruction& placed);
+  void keep_part(const plan::Instruction& instruction, const plan::PlacedInstruction& placed,
+                 const at::Tensor& whole);
   void run_cross(const plan::Instruction& instruction, const plan::PlacedInstruction& placed);
   void run_backward(const plan::Instruction& instruction);
   void run_weights(int64_t later);
