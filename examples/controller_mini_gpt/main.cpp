@@ -2,7 +2,7 @@
 // One program, this one, drives them; a file of signals says who does what. It starts its workers itself, or
 // joins a server with --port (the document's ten terminals: 'trireme serve -n 8' and eight times 'trireme
 // worker'). With --checkpoint FILE it goes on from there when it is started again, and with --max-restarts it
-// starts again by itself when a worker is lost.
+// starts again by itself when a worker is lost. With --data PATH it learns from a text, which workers read.
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -16,6 +16,7 @@
 #include "model.h"
 #include "trireme/base/error.h"
 #include "trireme/gt/capture.h"
+#include "trireme/gt/dataset.h"
 #include "trireme/gt/save.h"
 #include "trireme/gt/schedule.h"
 #include "trireme/gt/workers.h"
@@ -29,7 +30,7 @@ struct Flags {
       {"--stages", "4"},    {"--num-layers", "8"},     {"--width", "1024"},     {"--heads", "16"},
       {"--hidden", "4096"}, {"--vocabulary", "50257"}, {"--lr", "0.0003"},      {"--precision", "fp32"},
       {"--checkpoint", ""}, {"--save-every", "100"},   {"--max-restarts", "0"}, {"--capture", "1"},
-      {"--recompute", "0"}, {"--timeout", "300"}};
+      {"--recompute", "0"}, {"--timeout", "300"},      {"--data", ""},          {"--tokenizer", "byte"}};
 
   int64_t number(const std::string& name, int64_t least = 1) const {
     char* end = nullptr;
@@ -89,6 +90,23 @@ void train(const Flags& flags) {
   const int64_t steps = flags.number("--steps"), save_every = flags.number("--save-every");
   const bool captured = flags.number("--capture", 0) > 0;
   gt::Capture capture;
+  const std::string& path = flags.values.at("--data");
+  gt::Dataset text;
+  if (!path.empty())
+    text = gt::dataset({.path = path,
+                        .tokenizer = flags.values.at("--tokenizer"),
+                        .seq_len = config.tokens,
+                        .batch = sequences,
+                        .vocab_size = config.vocabulary});
+  // A micro-batch of the text, which workers read, or of words that this program makes.
+  const auto loss_of = [&](int64_t number) {
+    if (!path.empty()) {
+      const auto [inputs, targets] = text.batch(number);
+      return model.loss(inputs, targets);
+    }
+    const std::vector<int64_t> made = some_words(words + 1, number, config.vocabulary);
+    return model.loss({made.begin(), made.end() - 1}, {made.begin() + 1, made.end()}, sequences);
+  };
   const bool goes_on = !checkpoint.empty() && std::filesystem::exists(checkpoint);
   for (int64_t step = goes_on ? gt::load_training(checkpoint, model.parameters(), optimizer) : 0;
        step < steps; ++step) {
@@ -96,10 +114,8 @@ void train(const Flags& flags) {
     std::vector<gt::Tensor> losses;
     gt::Tensor norm;
     const auto make = [&] {
-      losses = gt::schedule(flags.values.at("--schedule"), micro_batches, [&](int64_t micro_batch) {
-        const auto text = some_words(words + 1, step * micro_batches + micro_batch, config.vocabulary);
-        return model.loss({text.begin(), text.end() - 1}, {text.begin() + 1, text.end()}, sequences);
-      });
+      losses = gt::schedule(flags.values.at("--schedule"), micro_batches,
+                            [&](int64_t micro_batch) { return loss_of(step * micro_batches + micro_batch); });
       norm = gt::clip_grad_norm(parameters, 1.0);
       optimizer.step();
       optimizer.zero_grad();

@@ -96,13 +96,14 @@ class MiniGpt {
     for (int64_t layer = 0; layer < config.layers; ++layer) blocks_.emplace_back(config);
   }
 
-  /// (B, T) words and the words behind them: the mean loss.
-  gt::Tensor loss(const std::vector<int64_t>& words, const std::vector<int64_t>& next, int64_t batch) const {
-    const auto tokens = static_cast<int64_t>(words.size()) / batch;
+  /// The mean loss of (B, T) words and the words behind them, int64 both. Words are needed by the first
+  /// stage, and those behind them by the last one.
+  gt::Tensor loss(const gt::Tensor& words, const gt::Tensor& next) const {
+    const int64_t tokens = words.size(1);
     gt::Tensor x;
     {
       const gt::signal::context scope(stage_name(0));
-      x = words_(gt::tensor(words, {batch, tokens})) + positions_(gt::arange(tokens));
+      x = words_(words) + positions_(gt::arange(tokens));
     }
     for (int64_t layer = 0; layer < config_.layers; ++layer) {
       const int64_t stage = config_.stage_of(layer), before = layer == 0 ? 0 : config_.stage_of(layer - 1);
@@ -117,6 +118,12 @@ class MiniGpt {
     return loss_of(x, next);
   }
 
+  /// The same of values of this process.
+  gt::Tensor loss(const std::vector<int64_t>& words, const std::vector<int64_t>& next, int64_t batch) const {
+    const auto tokens = static_cast<int64_t>(words.size()) / batch;
+    return loss(gt::tensor(words, {batch, tokens}), gt::tensor(next, {batch, tokens}));
+  }
+
   gt::nn::NamedTensors parameters() const {
     gt::nn::NamedTensors all = words_.parameters("wte");
     for (const auto& one : positions_.parameters("wpe")) all.push_back(one);
@@ -129,9 +136,9 @@ class MiniGpt {
   }
 
  private:
-  gt::Tensor loss_of(gt::Tensor x, const std::vector<int64_t>& next) const {
+  gt::Tensor loss_of(gt::Tensor x, const gt::Tensor& next) const {
     const std::string last = stage_name(config_.stages - 1);
-    const auto rows = static_cast<int64_t>(next.size());
+    const int64_t rows = next.size(0) * next.size(1);
     {
       const gt::signal::context scope(last);
       x = norm_(x);
@@ -142,7 +149,7 @@ class MiniGpt {
       logits = head_(x).reshape({rows, config_.vocabulary});
     }
     const gt::signal::context scope(last);
-    return gt::nn::functional::cross_entropy(logits, gt::tensor(next, {rows}));
+    return gt::nn::functional::cross_entropy(logits, next.reshape({rows}));
   }
 
   Config config_;

@@ -84,7 +84,7 @@ Trained train_at(const std::string& host, const std::string& token) {
   std::iota(values.begin(), values.end(), 0.0F);
   Trained trained;
   trained.echo = gt::tensor(values, {300'000}).fetch().floats();
-  trained.outcome = train(config, {});
+  trained.outcome = trained_model(config, {});
   return trained;
 }
 

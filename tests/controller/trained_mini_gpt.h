@@ -34,7 +34,7 @@ struct Way {
 };
 
 /// Steps of AdamW with clipped gradients by the workers of this thread.
-inline Outcome train(const mini_gpt::Config& config, const Way& way) {
+inline Outcome trained_model(const mini_gpt::Config& config, const Way& way) {
   const std::string& schedule = way.schedule;
   gt::manual_seed(5);
   const mini_gpt::MiniGpt model(config);
@@ -87,7 +87,7 @@ inline Outcome train_as_rank(const std::shared_ptr<comm::World>& world, const mi
                              int64_t tp, const Way& way) {
   const auto runner = std::make_shared<controller::RankProgram>(world);
   const gt::Workers workers(runner, {.signals = signals_file(config, tp, world->size())});
-  Outcome outcome = train(config, way);
+  Outcome outcome = trained_model(config, way);
   outcome.hash = runner->placer().hash();
   return outcome;
 }

@@ -11,6 +11,7 @@
 
 #include "tests/controller/saved_run.h"
 #include "tests/controller/served.h"
+#include "tests/controller/some_text.h"
 #include "tests/controller/trained_mini_gpt.h"
 #include "tests/support/refusal.h"
 #include "trireme/base/hash.h"
@@ -30,7 +31,7 @@ TEST(WorkerProcesses, AreTheRanks) {
     options.command = TRIREME_PROGRAM;
     options.instruction_log = ::testing::TempDir() + "instructions.log";
     const gt::Workers workers = gt::gpu_workers(count, options);
-    const Outcome outcome = train(config, {schedule});
+    const Outcome outcome = trained_model(config, {schedule});
     EXPECT_EQ(outcome.begin, ranks.begin);
     EXPECT_EQ(outcome.end, ranks.end);
     EXPECT_EQ(outcome.losses, ranks.losses);
@@ -50,7 +51,7 @@ TEST(WorkerProcesses, MakeCapturedStepsAgain) {
   options.command = TRIREME_PROGRAM;
   const gt::Workers workers = gt::gpu_workers(4, options);
   way.captured = true;
-  const Outcome outcome = train(config, way);
+  const Outcome outcome = trained_model(config, way);
   EXPECT_TRUE(outcome.end == ranks.end);
   EXPECT_EQ(outcome.losses, ranks.losses);
   EXPECT_GE(outcome.replays, 5);
@@ -113,6 +114,80 @@ TEST(WorkerProcesses, ReplayTheFileOfAProgram) {
   }));
   EXPECT_NE(read_text(folder + "/timeline.svg").find("worker 1"), std::string::npos);
   EXPECT_GE(replayed.at("most_bytes").at(1).get<int64_t>(), 2 * 8 * 8 * 4);
+}
+
+/// Workers that are processes read the batches of `trireme train`, whole or by rows, as they come and
+/// captured; and so does a replay of the program's file, which names the text.
+TEST(WorkerProcesses, ReadBatchesOfTextsThemselves) {
+  ::setenv("XDG_CACHE_HOME", (text_folder() + "/cache").c_str(), 1);
+  const gt::DatasetOptions dataset{.path = some_text("by processes.txt", 3000), .seq_len = 16, .batch = 6};
+  const std::vector<Rows> expected = trained_batches(dataset, 8);
+  const std::string signals = text_folder() + "/processes.yaml", file = text_folder() + "/program.txt";
+  std::ofstream(signals) << "whole: {workers: [0, 1], replicated: true}\n"
+                            "rows:\n  shard:\n    axis: 0\n    workers: [0, 1]\n";
+  gt::Options options{.signals = signals, .device = "cpu", .program_file = file};
+  options.command = TRIREME_PROGRAM;
+  {
+    const gt::Workers workers = gt::gpu_workers(2, options);
+    const gt::Dataset text = gt::dataset(dataset);
+    gt::Capture capture;
+    for (size_t step = 0; step < expected.size(); ++step) {
+      gt::Value inputs, targets;
+      capture([&] {
+        const auto batch = text.batch(static_cast<int64_t>(step));
+        {
+          const gt::signal::context scope("rows");
+          inputs = batch.inputs.fetch();
+        }
+        const gt::signal::context scope("whole");
+        targets = batch.targets.fetch();
+      });
+      EXPECT_EQ(inputs.integers(), expected[step].first);
+      EXPECT_EQ(targets.integers(), expected[step].second);
+    }
+    EXPECT_GE(capture.replays(), 4);
+  }
+  const auto replayed =
+      nlohmann::json::parse(output_of(TRIREME_PROGRAM " replay --device cpu --json " + file));
+  ASSERT_EQ(replayed.at("fetched").size(), 2 * expected.size());
+  for (size_t step = 0; step < expected.size(); ++step)
+    EXPECT_EQ(replayed.at("fetched").at(2 * step).at("first").at(1), expected[step].first[1]);
+}
+
+/// Two workers in folders of their own, of which one has the text: the program learns who lacks it.
+TEST(WorkerProcesses, NameTheWorkerThatLacksTheText) {
+  ::setenv("XDG_CACHE_HOME", (text_folder() + "/cache").c_str(), 1);
+  const std::string here = text_folder() + "/has-it", there = text_folder() + "/has-it-not";
+  std::filesystem::create_directories(here);
+  std::filesystem::create_directories(there);
+  std::filesystem::copy_file(some_text("lacking.txt", 1000), here + "/words.txt",
+                             std::filesystem::copy_options::overwrite_existing);
+  const Environment environment = Environment::process();
+  const std::string socket =
+      controller::runtime_folder(environment) + "/test-" + std::to_string(::getpid()) + "-lacking";
+  const launch::Child server({.program = TRIREME_PROGRAM,
+                              .args = {"serve", "-q", "-n", "2", "--socket", socket, "--timeout", "30"},
+                              .environment = environment});
+  const auto worker_in = [&](const std::string& folder, const std::string& number) {
+    return launch::ChildSpec{
+        .program = "/bin/sh",
+        .args = {"-c", "cd " + folder +
+                           " && exec " TRIREME_PROGRAM " worker --device cpu --timeout 30 --number " +
+                           number + " --socket " + socket},
+        .environment = environment};
+  };
+  const double deadline = monotonic_seconds() + 30.0;
+  while (!std::filesystem::exists(socket) && monotonic_seconds() < deadline)
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  const launch::Child first(worker_in(here, "0")), second(worker_in(there, "1"));
+  const gt::Workers workers = gt::connect(socket, {.timeout_s = 30});
+  const gt::Dataset text = gt::dataset({.path = "/proc/self/cwd/words.txt", .seq_len = 8, .batch = 4});
+  test::expect_mentions(test::failure_of([&] {
+                          for (int64_t step = 0; step < 1000; ++step)
+                            text.batch(step).inputs.fetch().integers();
+                        }),
+                        {"worker 1", "batch dataset=1", "#", "dataset '/proc/self/cwd/words.txt' of line",
+                         "No such file", "set data.path to"});
 }
 
 /// JSON has no NaN; numbers of workers may have gaps.

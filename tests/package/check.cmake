@@ -50,6 +50,9 @@ function(drive_workers)
       "${WORK}/controller_mini_gpt/controller_mini_gpt" ${small} --checkpoint "${WORK}/mini_gpt.safetensors")
   run(${CMAKE_COMMAND} -E env "TRIREME_COMMAND=${moved}/bin/trireme" TRIREME_BACKEND=cpu
       "${WORK}/controller_mini_gpt/controller_mini_gpt" ${small} --steps 4 --checkpoint "${WORK}/mini_gpt.safetensors")
+  run(${CMAKE_COMMAND} -E env "TRIREME_COMMAND=${moved}/bin/trireme" TRIREME_BACKEND=cpu "XDG_CACHE_HOME=${WORK}/cache"
+      "${WORK}/controller_mini_gpt/controller_mini_gpt" ${small} --vocabulary 256
+      --data "${CMAKE_CURRENT_LIST_DIR}/../../examples/controller_mini_gpt")
   run(${CMAKE_COMMAND} -E env "PATH=${moved}/bin:$ENV{PATH}" GT_BACKEND=numpy "${WORK}/controller_mini_gpt/signal_demo")
   run(${CMAKE_COMMAND} -E env "PATH=${moved}/bin:$ENV{PATH}" GT_BACKEND=numpy "${WORK}/controller_mini_gpt/compile_demo")
 endfunction()
