@@ -186,8 +186,9 @@ TEST(WorkerProcesses, NameTheWorkerThatLacksTheText) {
                           for (int64_t step = 0; step < 1000; ++step)
                             text.batch(step).inputs.fetch().integers();
                         }),
-                        {"worker 1", "batch dataset=1", "#", "dataset '/proc/self/cwd/words.txt' of line",
-                         "No such file", "set data.path to"});
+                        {"worker 1", "batch dataset=1", "#",
+                         "dataset '/proc/self/cwd/words.txt' of worker_processes_test.cpp:", "No such file",
+                         "set data.path to"});
 }
 
 /// JSON has no NaN; numbers of workers may have gaps.

@@ -18,7 +18,7 @@ namespace {
 const std::string kProgram = R"(trireme.program/1
 signal pp_stage0 workers=0,1
 signal stage0_to_stage1 workers=3,2
-dataset path=/texts/my%20docs tokenizer=byte seq_len=8 batch=4 seed=7 val_fraction=0.02 vocab_size=256 #2
+dataset path=/my%20docs tokenizer=byte seq_len=8 batch=4 seed=7 val_fraction=0.02 vocab_size=256 #train.cpp:2
 t0 = input dtype=fp32 shape=8,16 @pp_stage0 #3
 t1 = input dtype=fp32 shape=16,64 @pp_stage0_colpar #4
 t2 = input dtype=fp32 shape=64,16 @pp_stage0_rowpar #5
@@ -71,10 +71,12 @@ TEST(Instruction, ProgramsGoBothWays) {
                                                        "pp_stage0_rowpar", "pp_stage1"}));
   EXPECT_EQ(program.workers, (std::vector<std::vector<int64_t>>{{0, 1}, {3, 2}}));
   ASSERT_EQ(program.datasets.size(), 1u);
-  EXPECT_EQ(
-      program.datasets[0],
-      (DatasetSpec{
-          .path = "/texts/my docs", .seq_len = 8, .batch = 4, .seed = 7, .vocab_size = 256, .line = 2}));
+  EXPECT_EQ(program.datasets[0], (DatasetSpec{.path = "/my docs",
+                                              .seq_len = 8,
+                                              .batch = 4,
+                                              .seed = 7,
+                                              .vocab_size = 256,
+                                              .place = "train.cpp:2"}));
   EXPECT_EQ(to_text(program), kProgram);
   EXPECT_EQ(program.instructions[3].line, 7u);
   const Program spaced = program_from_text(
@@ -102,11 +104,11 @@ TEST(Instruction, DatasetsGoBothWays) {
                      .batch = 1 + static_cast<int64_t>(random() % 1000),
                      .seed = static_cast<int64_t>(random()),
                      .val_fraction = std::ldexp(static_cast<double>(random()), -65),
-                     .vocab_size = static_cast<int64_t>(random() % 60000),
-                     .line = static_cast<uint32_t>(random() % 3)};
+                     .vocab_size = static_cast<int64_t>(random() % 60000)};
     spec.tokenizer = "t";
     for (size_t i = random() % 12 + 1; i > 0; --i) spec.path += letters[random() % letters.size()];
     for (size_t i = random() % 12; i > 0; --i) spec.tokenizer += letters[random() % letters.size()];
+    for (size_t i = random() % 6; i > 0; --i) spec.place += letters[random() % letters.size()];
     const Program program{.datasets = {spec, spec}};
     ASSERT_EQ(program_from_text(to_text(program), "p.txt"), program) << to_text(spec);
     ASSERT_EQ(dataset_from_text(to_text(spec), "x"), spec) << to_text(spec);
@@ -208,7 +210,7 @@ TEST(Instruction, HashesTellMeaningsApart) {
   const Program program = program_from_text(kProgram, "p.txt");
   Program moved = program;
   for (Instruction& one : moved.instructions) one.line += 100;
-  moved.datasets[0].line += 100;
+  moved.datasets[0].place = "other.cpp:3";
   EXPECT_EQ(program_hash(moved), program_hash(program)) << "lines of the source do not count";
   std::set<uint64_t> hashes = {program_hash(program)};
   const std::pair<const char*, const char*> edits[] = {{"matmul t4 t2", "matmul t2 t4"},

@@ -24,8 +24,7 @@ struct WorkerDatasets::Opened {
 namespace {
 
 std::string in_words(const plan::DatasetSpec& spec) {
-  return spec.line > 0 ? fmt::format("dataset '{}' of line {}", spec.path, spec.line)
-                       : fmt::format("dataset '{}'", spec.path);
+  return fmt::format("dataset '{}'{}", spec.path, spec.place.empty() ? "" : " of " + spec.place);
 }
 
 }  // namespace

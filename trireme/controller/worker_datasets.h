@@ -29,9 +29,9 @@ class WorkerDatasets {
   /// `trireme train`. The first call for a dataset opens it: the text is made into tokens, unless this
   /// machine has them already, and their digest is compared with that of the worker that opened it first.
   /// Throws Error with the exit code and the words of the cause (data::prepare_corpus(), data::read_batch())
-  /// behind this worker, the dataset's path and its line; DataError also where other workers have another
-  /// text, and ConfigError where it has more tokens than the model, and for datasets and batches that are not
-  /// there.
+  /// behind this worker, the dataset's path and where it was declared; DataError also where other workers
+  /// have another text, and ConfigError where it has more tokens than the model, and for datasets and batches
+  /// that are not there.
   at::Tensor rows(const tensor::BatchRows& wanted);
 
  private:

@@ -30,7 +30,7 @@ Dataset dataset(const DatasetOptions& options, source_location where) {
   DatasetOptions spec = options;
   spec.path = absolute_path(options.path, "builtin");
   spec.tokenizer = absolute_path(options.tokenizer, DatasetOptions().tokenizer);
-  spec.line = where.line();
+  spec.place = place_of(where);
   const int64_t number = program->dataset(spec, where);
   return {program, number, std::move(spec)};
 }

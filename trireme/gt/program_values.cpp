@@ -30,7 +30,7 @@ NodePtr Program::input(const TensorType& type, std::string bytes, const std::sou
 int64_t Program::dataset(const trireme::plan::DatasetSpec& spec, const std::source_location& where) {
   const auto& known = placer_.datasets();
   const auto is_same = [&spec](trireme::plan::DatasetSpec one) {
-    one.line = spec.line;
+    one.place = spec.place;
     return one == spec;
   };
   const auto found = std::ranges::find_if(known, is_same);

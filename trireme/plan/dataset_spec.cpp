@@ -81,7 +81,7 @@ class SpecReader {
  private:
   void read_word(const std::string& word) {
     if (word.starts_with('#')) {
-      spec_.line = number<uint32_t>("#", word.substr(1));
+      spec_.place = path("#", word.substr(1));
       return;
     }
     const size_t equals = word.find('=');
@@ -140,6 +140,8 @@ std::string dataset_fault(const DatasetSpec& spec) {
     const std::string fault = path_fault(what, path);
     if (!fault.empty()) return fault;
   }
+  if (spec.place.size() > kMostPath)
+    return fmt::format("its place has {} bytes; give at most {}", spec.place.size(), kMostPath);
   constexpr int64_t kMost = 100'000'000;  // as of data.seq_len
   if (spec.seq_len < 1 || spec.seq_len > kMost)
     return fmt::format("seq_len is {}; give 1 to {} tokens", spec.seq_len, kMost);
@@ -162,7 +164,7 @@ std::string to_text(const DatasetSpec& spec) {
       fmt::format("{} path={} tokenizer={} seq_len={} batch={} seed={} val_fraction={} vocab_size={}", kWord,
                   escaped(spec.path), escaped(spec.tokenizer), spec.seq_len, spec.batch, spec.seed,
                   spec.val_fraction, spec.vocab_size);
-  if (spec.line > 0) text += fmt::format(" #{}", spec.line);
+  if (!spec.place.empty()) text += " #" + escaped(spec.place);
   return text;
 }
 

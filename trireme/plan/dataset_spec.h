@@ -24,7 +24,7 @@ struct DatasetSpec {
   int64_t seed = 42;               ///< of the order of rows
   double val_fraction = 0.02;      ///< of the text, which is held out and never read
   int64_t vocab_size = 0;          ///< token ids that the model has: a text with others is refused; 0: any
-  uint32_t line = 0;               ///< of the source that declares it; 0: not known
+  std::string place = {};          ///< in the source that declares it: "main.cpp:12"; empty: not known
 
   /// The type of a batch's inputs, and of its targets, which are the inputs' successors.
   TensorType type() const { return {{batch, seq_len}, TensorDtype::kInt64}; }
@@ -36,7 +36,8 @@ std::string dataset_fault(const DatasetSpec& spec);
 /// The reason why a dataset has no batch of this number; empty: it has one.
 std::string batch_fault(const DatasetSpec& spec, int64_t step);
 
-/// "dataset path=/texts tokenizer=byte seq_len=64 batch=32 seed=0 val_fraction=0.02 vocab_size=256 #12".
+/// "dataset path=/texts tokenizer=byte seq_len=64 batch=32 seed=0 val_fraction=0.02 vocab_size=256
+/// #main.cpp:12".
 /// Bytes of paths that would end a word or begin a comment are written %20, as in addresses of the web.
 std::string to_text(const DatasetSpec& spec);
 /// Reads to_text(); what it does not name is as in DatasetSpec. Throws ConfigError that begins with `at`, for

@@ -133,7 +133,7 @@ uint64_t program_hash(const Program& program) {
   }
   words.add(std::ssize(program.datasets));
   for (DatasetSpec dataset : program.datasets) {
-    dataset.line = 0;
+    dataset.place.clear();
     words.add(to_text(dataset));
   }
   words.add(std::ssize(program.instructions));
