@@ -1,5 +1,6 @@
 // Collectives of GPUs of one host that read each other's memory; the kernels are kernels/pull.h.
 #include <ATen/cuda/CUDAEvent.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/from_blob.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
