@@ -306,6 +306,8 @@ TEST(ConfigErrors, ProductsInPiecesAreThoseOfCutLayers) {
   EXPECT_EQ(of_overrides({"parallel.tp=2", "parallel.async_tp=true"}), "accepted");
   test::expect_mentions(of_overrides({"parallel.async_tp=true"}),
                         {"parallel.async_tp=true", "parallel.tp=1", "set parallel.tp, or remove it"});
+  test::expect_mentions(of_overrides({"parallel.tp=2", "parallel.async_tp=true", "parallel.overlap=false"}),
+                        {"parallel.async_tp=true", "parallel.overlap=false", "remove one"});
   test::expect_mentions(of_overrides({"parallel.tp=2", "parallel.async_tp=true", "precision.compute=bf16",
                                       "precision.fp8=tensorwise", "precision.fp8_fallback=emulate"}),
                         {"parallel.async_tp=true", "precision.fp8=tensorwise", "remove one"});

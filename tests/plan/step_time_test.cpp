@@ -49,7 +49,6 @@ const std::vector<std::vector<std::string>> kWays = {{"parallel.policy=ddp"},
                                                      {"parallel.policy=fsdp", "memory.recompute=block"},
                                                      {"parallel.policy=ddp", "parallel.bucket_mib=1"},
                                                      {"parallel.tp=2"},
-                                                     {"parallel.tp=2", "parallel.async_tp=true"},
                                                      {"parallel.cp=2"},
                                                      {"parallel.pp=2"},
                                                      {"parallel.pp=2", "pipeline.schedule=zb_v"},
@@ -127,30 +126,6 @@ TEST(StepTime, IsShorterWhereCommunicationRunsBesideComputation) {
   EXPECT_LT(one.exposed(), 0.5 * one.communicating);
   EXPECT_GT(beside.mfu, 0.2);
   EXPECT_LT(beside.mfu, 0.75);
-}
-
-/// What of tp's transfers runs beside products is hidden up to the time that these take, and only there.
-TEST(StepTime, HidesTransfersOfTpBesideProducts) {
-  const Rates rates = usual_rates(Device::kCuda, "h200");
-  const auto seconds = [](const std::vector<std::string>& more, const Rates& of) {
-    std::vector<std::string> keys = {"model.preset=llama-1b", "data.seq_len=2048", "precision.compute=bf16",
-                                     "parallel.tp=2"};
-    keys.insert(keys.end(), more.begin(), more.end());
-    return timed(keys, 2, of);
-  };
-  const StepTime none = seconds({"parallel.overlap=false"}, rates), some = seconds({}, rates),
-                 most = seconds({"parallel.async_tp=true"}, rates);
-  const auto parts = [](const StepTime& time) { return time.busiest()[TimeCause::kParts]; };
-  // Of ten transfers of a block four, by default, and of the other six those of rows, and half of the sums.
-  EXPECT_NEAR(parts(some) / parts(none), 0.6, 0.06);
-  EXPECT_NEAR(parts(most) / parts(none), 0.1, 0.06);
-  EXPECT_DOUBLE_EQ(none.busiest().communicating, most.busiest().communicating);
-  const Rates slow = with_links(rates, 1e-3);
-  EXPECT_GT(parts(seconds({"parallel.async_tp=true"}, slow)),
-            0.9 * parts(seconds({"parallel.overlap=false"}, slow)))
-      << "products are too short";
-  EXPECT_DOUBLE_EQ(seconds({"parallel.async_tp=true", "parallel.overlap=false"}, rates).seconds,
-                   none.seconds);
 }
 
 TEST(StepTime, OfMoreTransfersInFp32IsNotShorter) {

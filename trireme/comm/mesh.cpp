@@ -22,7 +22,7 @@ std::vector<int64_t> all_ranks(int64_t size) {
 
 }  // namespace
 
-Mesh make_mesh(std::shared_ptr<World> world, const plan::MeshShape& shape) {
+Mesh make_mesh(std::shared_ptr<World> world, const plan::MeshShape& shape, GatherBy along_tp) {
   TRIREME_CHECK(shape.world_size() == world->size(),
                 "[comm.make_mesh] the mesh {} needs {} ranks, but the world has {}", shape.to_string(),
                 shape.world_size(), world->size());
@@ -36,9 +36,10 @@ Mesh make_mesh(std::shared_ptr<World> world, const plan::MeshShape& shape) {
   mesh.replicate = mesh.world->make_group("dp_replicate", shape.group(rank, {Axis::kDpReplicate}));
   mesh.dp = data_parallel_group(mesh);
   mesh.pp = mesh.world->make_group("pp", shape.group(rank, {Axis::kPp}));
-  PeerOptions beside_products = mesh.world->peer_options();
-  beside_products.gather = beside_products.sum = GatherBy::kCopies;
-  mesh.tp = mesh.world->make_group("tp", shape.group(rank, {Axis::kTp}), beside_products);
+  PeerOptions of_tp = mesh.world->peer_options();
+  if (of_tp.gather == GatherBy::kAuto) of_tp.gather = along_tp;
+  of_tp.sum = along_tp;
+  mesh.tp = mesh.world->make_group("tp", shape.group(rank, {Axis::kTp}), of_tp);
   mesh.tp_gradients = mesh.tp;
   mesh.stage = mesh.dp;
   if (mesh.tp->size() > 1) {

@@ -32,7 +32,10 @@ struct Mesh {
   int64_t cp_rank = 0;
 };
 
-/// Collective over the world. Throws LogicError when the shape does not have the world's size.
-Mesh make_mesh(std::shared_ptr<World> world, const plan::MeshShape& shape);
+/// `along_tp`: who moves what GPUs along tp gather and sum, unless the world's options say so. Copy engines
+/// leave the multiprocessors to products that run beside. Collective over the world. Throws LogicError when
+/// the shape does not have the world's size.
+Mesh make_mesh(std::shared_ptr<World> world, const plan::MeshShape& shape,
+               GatherBy along_tp = GatherBy::kAuto);
 
 }  // namespace trireme::comm

@@ -69,14 +69,13 @@ class SharedMemory {
 
 class TensorJoint final : public nn::Joint {
  public:
-  TensorJoint(std::shared_ptr<comm::Group> group, std::vector<int64_t> vocabulary,
-              const JointOverlap& overlap)
+  TensorJoint(std::shared_ptr<comm::Group> group, std::vector<int64_t> vocabulary, bool beside)
       : Joint(group->rank(), std::move(vocabulary)),
         group_(std::move(group)),
-        side_(group_->device(), overlap.beside && group_->size() > 1),
+        side_(group_->device(), beside && group_->size() > 1),
         gathered_(*group_),
         summed_(*group_),
-        overlaps_products_(overlap.products) {}
+        overlaps_products_(beside) {}
 
   nn::Arriving begin_gather(const at::Tensor& rows) const override {
     std::vector<int64_t> shape = rows.sizes().vec();
@@ -167,15 +166,13 @@ nn::ContextPtr make_context(const comm::Mesh& mesh, const plan::TokenSplit& toke
   return std::make_shared<ExchangedContext>(mesh.cp, tokens);
 }
 
-nn::JointPtr make_joint(const comm::Mesh& mesh, std::vector<int64_t> vocabulary,
-                        const JointOverlap& overlap) {
+nn::JointPtr make_joint(const comm::Mesh& mesh, std::vector<int64_t> vocabulary, bool beside) {
   if (mesh.tp->size() == 1) return nullptr;
-  return make_joint(mesh.tp, std::move(vocabulary), overlap);
+  return make_joint(mesh.tp, std::move(vocabulary), beside);
 }
 
-nn::JointPtr make_joint(std::shared_ptr<comm::Group> group, std::vector<int64_t> vocabulary,
-                        const JointOverlap& overlap) {
-  return std::make_shared<TensorJoint>(std::move(group), std::move(vocabulary), overlap);
+nn::JointPtr make_joint(std::shared_ptr<comm::Group> group, std::vector<int64_t> vocabulary, bool beside) {
+  return std::make_shared<TensorJoint>(std::move(group), std::move(vocabulary), beside);
 }
 
 }  // namespace trireme::parallel

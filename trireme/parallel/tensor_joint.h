@@ -11,19 +11,15 @@
 
 namespace trireme::parallel {
 
-/// When collectives of a joint run on a GPU.
-struct JointOverlap {
-  bool beside = true;     ///< on a stream of their own, all of them in the order of the passes
-  bool products = false;  ///< nn::Joint::overlaps_products()
-};
-
 /// `vocabulary` as nn::Joint takes it, for the ranks of mesh.tp; null where there is one. Activations travel
-/// in their own dtype, and are added up in fp32 in the order of ranks (tensor::redistribute_into()).
-nn::JointPtr make_joint(const comm::Mesh& mesh, std::vector<int64_t> vocabulary,
-                        const JointOverlap& overlap = {});
+/// in their own dtype, and are added up in fp32 in the order of ranks (tensor::redistribute_into()). GPUs of
+/// one host read them in each other's memory. `beside`: products are in pieces
+/// (nn::Joint::overlaps_products()), and collectives on a GPU have a stream of their own, all of them in the
+/// order of the passes.
+nn::JointPtr make_joint(const comm::Mesh& mesh, std::vector<int64_t> vocabulary, bool beside = false);
 /// The joint of the ranks of a group, also of one rank.
 nn::JointPtr make_joint(std::shared_ptr<comm::Group> group, std::vector<int64_t> vocabulary,
-                        const JointOverlap& overlap = {});
+                        bool beside = false);
 
 /// The context of a model of whose sequences the ranks of mesh.cp have `tokens`; null where there is one. On
 /// a GPU a ring passes keys and values on beside computation where `overlap` says so.

@@ -563,6 +563,9 @@ class Checker {
     if (config_.parallel.tp == 1)
       throw ConfigError("[plan.config] {} has no effect: {} cuts no layer; set parallel.tp, or remove it",
                         asked, said("parallel.tp", config_.parallel.tp));
+    if (!config_.parallel.overlap)
+      throw ConfigError("[plan.config] {} cannot be combined with {}; remove one of them", asked,
+                        said("parallel.overlap", false));
     if (config_.precision.fp8.recipe != Fp8::kOff)
       throw ConfigError(
           "[plan.config] {} cannot be combined with {}, whose products need the scale of all rows; remove "

@@ -51,13 +51,7 @@ struct Transfer {
   int64_t ranks = 1;
   int64_t bytes = 0;
   Along along = Along::kData;
-  /// The share that runs beside the products of its own action, where these take long enough. An estimate for
-  /// plan/step_time.h, and no part of what is compared.
-  double beside = 0.0;
-  bool operator==(const Transfer& other) const {
-    return collective == other.collective && ranks == other.ranks && bytes == other.bytes &&
-           along == other.along;
-  }
+  bool operator==(const Transfer&) const = default;
 };
 
 struct Action {

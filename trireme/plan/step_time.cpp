@@ -176,31 +176,12 @@ class RankInTime {
     const bool backward = action.kind == ActionKind::kBackward;
     if (backward || action.kind == ActionKind::kBackwardInput) work_on(action.unit, work.backward_input);
     if (backward || action.kind == ActionKind::kBackwardWeight) work_on(action.unit, work.backward_weight);
-    exchange(action, products_of(work, action.kind));
-    action_end_ = now_.clock;
-  }
-
-  /// Transfers of a pass. What of them can run beside its products takes time where these are shorter.
-  void exchange(const Action& action, double products) {
-    double beside = 0.0;
     for (const Transfer& one : action.transfers) {
-      const double seconds = setting_.transfer_s(one), share = setting_.beside ? one.beside : 0.0;
+      const double seconds = setting_.transfer_s(one);
       now_.seconds.communicating += seconds;
-      beside += share * seconds;
-      spend((1.0 - share) * seconds, TimeCause::kParts);
+      spend(seconds, TimeCause::kParts);
     }
-    spend(std::max(0.0, beside - products), TimeCause::kParts);
-  }
-
-  static double products_of(const UnitWork& work, ActionKind kind) {
-    double seconds = 0.0;
-    const auto add = [&](const std::vector<Work>& some) {
-      for (const Work& one : some) seconds += one.cause == TimeCause::kProducts ? one.seconds : 0.0;
-    };
-    if (kind == ActionKind::kForward) add(work.forward);
-    if (kind == ActionKind::kBackward || kind == ActionKind::kBackwardInput) add(work.backward_input);
-    if (kind == ActionKind::kBackward || kind == ActionKind::kBackwardWeight) add(work.backward_weight);
-    return seconds;
+    action_end_ = now_.clock;
   }
 
   /// A device that its host runs ahead of waits only where the host has not launched all of this yet.

@@ -17,9 +17,6 @@ namespace {
 /// along cp compute attention together, compute it again, and its gradient.
 struct Exchanges {
   int64_t gathers = 0, scatters = 0;
-  /// Of these, those of backward whose results are not needed for the next product: inputs gathered again for
-  /// the gradient of weights, and sums of gradients of inputs while that is computed.
-  int64_t gathers_beside = 0, scatters_beside = 0;
   int64_t thin_gathers = 0, thin_scatters = 0;  ///< of rows as long as the rank of adapters
   int64_t lengths = 0;  ///< layers of which ranks sum two numbers for each feature that they make (DoRA)
   int64_t attentions = 0, repeated_attentions = 0, attention_gradients = 0;
@@ -28,8 +25,6 @@ struct Exchanges {
   Exchanges& operator+=(const Exchanges& other) {
     gathers += other.gathers;
     scatters += other.scatters;
-    gathers_beside += other.gathers_beside;
-    scatters_beside += other.scatters_beside;
     thin_gathers += other.thin_gathers;
     thin_scatters += other.thin_scatters;
     lengths += other.lengths;
@@ -119,8 +114,6 @@ HalfExchanges exchanges_of(const Half& half, const ModelConfig& model, bool has_
                              .lengths = scales ? half.adapters_out : 0};
   exchanges.found.backward = {.gathers = (half.trains_in ? in : 0) + (inner || half.trains_out ? out : 0),
                               .scatters = has_gradient ? in : 0,
-                              .gathers_beside = half.trains_in ? in : 0,
-                              .scatters_beside = half.trains_in && has_gradient ? in : 0,
                               .thin_gathers = half.adapters_in + half.adapters_out,
                               .thin_scatters = half.adapters_in};
   return exchanges;
@@ -192,8 +185,6 @@ class Adder {
         contexts_(facts.split.contexts),
         tokens_(batch.micro_batch * config.data.seq_len / contexts_),
         row_bytes_(config.model.d_model * bytes_of(config.precision.compute)),
-        overlaps_(config.parallel.overlap),
-        in_pieces_(config.parallel.async_tp),
         thin_bytes_(config.model.adapter.rank * bytes_of(config.precision.compute)),
         length_bytes_(2 * config.model.d_model * kFp32Bytes),
         attention_(attention_of(config, facts, tokens_)) {}
@@ -202,12 +193,10 @@ class Adder {
     const int64_t rows = tokens_ * row_bytes_, thin = tokens_ * thin_bytes_,
                   numbers = exchanges.compares_logits ? ranks_ * kNumbers * tokens_ * kFp32Bytes : 0;
     const auto gather = [this](int64_t bytes) { return wire_bytes(Collective::kAllGather, bytes, ranks_); };
-    // Where the gradient of weights comes later, nothing runs beside the sum.
-    const int64_t scatters_beside = action.kind == ActionKind::kBackwardInput ? 0 : exchanges.scatters_beside;
-    add(action, Collective::kAllGather, share_beside(exchanges.gathers, exchanges.gathers_beside, kOfRank),
+    add(action, Collective::kAllGather,
         exchanges.gathers * gather(rows) + exchanges.thin_gathers * gather(thin) +
             exchanges.lengths * gather(ranks_ * length_bytes_) + gather(numbers));
-    add(action, Collective::kAllToAll, share_beside(exchanges.scatters, scatters_beside, kAllButLast),
+    add(action, Collective::kAllToAll,
         exchanges.scatters * wire_bytes(Collective::kAllToAll, rows, ranks_) +
             exchanges.thin_scatters * wire_bytes(Collective::kAllToAll, thin, ranks_));
     const int64_t exchanged = exchanges.attentions * attention_.forward +
@@ -216,27 +205,15 @@ class Adder {
     if (exchanged > 0) action.transfers.push_back({attention_.collective, contexts_, exchanged, Along::kCp});
   }
   void add_copies(Action& action, int64_t elements) const {
-    add(action, Collective::kAllGather, 0.0,
+    add(action, Collective::kAllGather,
         wire_bytes(Collective::kAllGather, ranks_ * elements * kFp32Bytes, ranks_));
   }
 
  private:
   static constexpr int64_t kNumbers = 3;  ///< that ranks exchange for the loss of a token
 
-  /// What of a transfer runs beside products in pieces: a gather beside that of the rank's own rows, which is
-  /// long enough for one other rank's; a sum in two pieces beside the product of the second one.
-  enum Pieces { kOfRank, kAllButLast };
-
-  double share_beside(int64_t all, int64_t beside, Pieces pieces) const {
-    if (all == 0 || !overlaps_) return 0.0;
-    const double of_others = !in_pieces_             ? 0.0
-                             : pieces == kAllButLast ? 0.5
-                                                     : 1.0 / static_cast<double>(ranks_ - 1);
-    const auto whole = static_cast<double>(beside), rest = static_cast<double>(all - beside);
-    return (whole + rest * of_others) / static_cast<double>(all);
-  }
-  void add(Action& action, Collective collective, double beside, int64_t bytes) const {
-    if (bytes > 0) action.transfers.push_back({collective, ranks_, bytes, Along::kTp, beside});
+  void add(Action& action, Collective collective, int64_t bytes) const {
+    if (bytes > 0) action.transfers.push_back({collective, ranks_, bytes, Along::kTp});
   }
   static AttentionBytes attention_of(const Config& config, const ModelFacts& facts, int64_t tokens) {
     if (facts.split.contexts == 1) return {};
@@ -244,9 +221,7 @@ class Adder {
     return attention_bytes(config, settled_cp_kind(config), held, tokens);
   }
 
-  int64_t ranks_, contexts_, tokens_, row_bytes_;
-  bool overlaps_, in_pieces_;
-  int64_t thin_bytes_, length_bytes_;
+  int64_t ranks_, contexts_, tokens_, row_bytes_, thin_bytes_, length_bytes_;
   AttentionBytes attention_;
 };
 

@@ -29,8 +29,7 @@ std::shared_ptr<nn::Model> make_model(const ModelSetup& setup, const comm::Mesh&
   const comm::Mesh& ranks = setup.mesh;
   if (const int64_t tp = ranks.tp->size(); tp > 1)
     text->set_joint(
-        parallel::make_joint(ranks, plan::split_vocabulary(config.model, tp),
-                             {.beside = config.parallel.overlap, .products = config.parallel.async_tp}));
+        parallel::make_joint(ranks, plan::split_vocabulary(config.model, tp), config.parallel.async_tp));
   text->set_context(
       parallel::make_context(ranks, plan::token_split(config, ranks.cp_rank), config.parallel.overlap));
   return text;
