@@ -5,6 +5,11 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
 #include "tests/support/tiny_training.h"
 #include "trireme/base/error.h"
 
@@ -86,6 +91,78 @@ TEST(Compression, NothingIsLostBetweenWhatWasSentAndWhatIsOwed) {
       EXPECT_GT(result.owed.abs().max().item<double>(), 0.0) << "it was lossy: " << static_cast<int>(hook);
     }
   }
+}
+
+/// The hook's sum of a step on this rank: its shard.
+class Stepper {
+ public:
+  Stepper(const HookOptions& options, const plan::FlatLayout& flat, comm::Group& group)
+      : flat_(flat), group_(group), compressor_(parallel::make_compressor(options, flat)) {}
+
+  /// The shard of the sum of all ranks' gradients, whose padding is zero as an engine's is.
+  at::Tensor reduce(int64_t step) {
+    at::Tensor grad = at::zeros({flat_.numel()}), shard = at::empty({flat_.shard_numel()});
+    const at::Tensor values = gradient(group_.rank(), step, flat_.numel());
+    for (const plan::FlatEntry& entry : flat_.entries())
+      grad.narrow(0, entry.offset, entry.numel).copy_(values.narrow(0, entry.offset, entry.numel));
+    compressor_->reduce(group_, shard, grad);
+    return shard;
+  }
+  at::Tensor take(int64_t step) {
+    at::Tensor shard = reduce(step);
+    compressor_->commit();
+    return shard;
+  }
+  parallel::Compressor& compressor() { return *compressor_; }
+
+ private:
+  const plan::FlatLayout& flat_;
+  comm::Group& group_;
+  std::unique_ptr<parallel::Compressor> compressor_;
+};
+
+/// Calls body(stepper, stepper) on every rank of a group, for each hook that remembers something.
+void with_two_steppers(const std::function<void(Stepper&, Stepper&, const std::string&)>& body) {
+  const plan::FlatLayout flat = layout();
+  for (const Hook hook : {Hook::kInt8, Hook::kTopK, Hook::kPowerSgd}) {
+    test::run_ranks(kRanks, [&](std::shared_ptr<comm::World> world) {
+      const auto group = world->make_group("all", {0, 1, 2});
+      const HookOptions options{.hook = hook, .rank = 2, .density = 0.05, .start_step = 2};
+      Stepper one(options, flat, *group), other(options, flat, *group);
+      body(one, other, fmt::format("{}", hook));
+    });
+  }
+}
+
+/// A resumed run has the sums of one that was never interrupted, before and after late hooks have begun.
+TEST(Compression, WhoeverGetsAStateGoesOnAsItsGiver) {
+  const plan::FlatLayout flat = layout();
+  for (const int64_t given_at : {1, 2, 4}) {
+    with_two_steppers([&](Stepper& giver, Stepper& taker, const std::string& what) {
+      for (int64_t step = 0; step < given_at; ++step) giver.take(step);
+      for (int64_t step = 10; step < 14; ++step) taker.take(step);  // a past of its own, which ends here
+      taker.reduce(14);
+      std::vector<parallel::HookState> states;
+      for (const plan::FlatEntry& entry : flat.entries()) {
+        parallel::HookState& state = states.emplace_back(giver.compressor().state(entry));
+        if (state.owed.defined()) state.owed = state.owed.clone();
+        if (state.factor.defined()) state.factor = state.factor.clone();
+      }
+      taker.compressor().set_state(states);
+      for (int64_t step = given_at; step < given_at + 4; ++step)
+        EXPECT_TRUE(at::equal(taker.take(step), giver.take(step))) << what << ", step " << step;
+    });
+  }
+}
+
+TEST(Compression, AGradientThatIsNotAppliedLeavesNoTrace) {
+  with_two_steppers([&](Stepper& plain, Stepper& discards, const std::string& what) {
+    for (int64_t step = 0; step < 6; ++step) {
+      discards.reduce(20 + step);
+      discards.compressor().discard();
+      EXPECT_TRUE(at::equal(discards.take(step), plain.take(step))) << what << ", step " << step;
+    }
+  });
 }
 
 TEST(Compression, ErrorsStayWithinTheirBounds) {

@@ -238,6 +238,33 @@ TEST(ForeignWrites, OfTorchLoadCount) {
       });
 }
 
+/// Torch gives a parameter another node for its gradient with another dtype; the graph of the loss has the
+/// old one.
+TEST(ForeignWrites, OfTheSameValuesBetweenForwardAndBackwardChangeNothing) {
+  for (const char* policy : {"ddp", "zero1", "zero2"}) {
+    run_ranks(2, [&](std::shared_ptr<World> world) {
+      const comm::Mesh mesh = mesh_of(world);
+      const auto train = [&](bool there_and_back) {
+        Net net(7);
+        const auto engine = wrap_as(net, mesh, Layout{policy});
+        const auto optimizer = optim::build(descent(0.05), engine->optimizer_params());
+        const auto rank = static_cast<size_t>(world->rank());
+        for (int64_t step = 0; step < 3; ++step) {
+          const at::Tensor loss = loss_sum(net, inputs(step).chunk(2)[rank], targets(step).chunk(2)[rank]);
+          if (there_and_back) {
+            net.to(at::kDouble);
+            net.to(at::kFloat);
+          }
+          engine->backward(loss);
+          engine->step(*optimizer);
+        }
+        return weights_of(*engine);
+      };
+      expect_equal(train(true), train(false), policy);
+    });
+  }
+}
+
 TEST(ForeignWrites, ThatChangeTheDtypeAreRefusedByName) {
   for (const char* policy : {"ddp", "zero2", "fsdp"}) {
     run_ranks(2, [&](std::shared_ptr<World> world) {

@@ -83,6 +83,24 @@ TEST(PipelineFaults, WhatOneRankRefusesAllRanksRefuseWithItsReason) {
   }
 }
 
+/// Each rank of a model in two ways has inputs and targets.
+TEST(PipelineFaults, OtherSamplesForTheOtherWayOfAModelAllRanksRefuse) {
+  const PipelineRun run{.schedule = ScheduleName::kDualPipe, .pp = 2, .micro_batches = 4};
+  for (const bool of_inputs : {true, false}) {
+    test::run_ranks(2, [&](const std::shared_ptr<comm::World>& world) {
+      Rank rank(world, run);
+      const int64_t few = world->rank() == 1 ? 4 : 8;
+      test::expect_refusal(
+          [&] {
+            rank.pipeline->forward_backward(rows(3000, of_inputs ? few : 8), rows(4000, of_inputs ? 8 : few));
+          },
+          {of_inputs ? "rank 1 was given 4 rows of inputs, and rank 0 8 of targets"
+                     : "rank 0 was given 8 rows of inputs, and rank 1 4 of targets"});
+      rank.step(8);
+    });
+  }
+}
+
 /// As on GPUs, where hosts do not wait for each other.
 TEST(PipelineFaults, ARankThatRefusesALaterStepEndsThePipelineWhereNobodyAgreesOnIt) {
   const PipelineRun run{.pp = 4, .micro_batches = 8};

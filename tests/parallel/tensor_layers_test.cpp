@@ -1,11 +1,13 @@
 // Layers that are cut over ranks, each against torch's, and what they refuse.
 #include "trireme/parallel/tensor_layers.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <torch/nn/modules/linear.h>
 
 #include <limits>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tests/parallel/own_transformer.h"
@@ -172,6 +174,24 @@ TEST(TensorLayers, SizesThatCannotBeCutAreRefusedWithTheNumbersThatCan) {
           RowLinear(8, 8, tp, {.rows = Rows::kSplit}).forward(random(1, {6, 2}));
         },
         {"rows of (6, 8)", "over 4 ranks"});
+  });
+}
+
+/// A layer of one feature is one still: a gate, or a score.
+TEST(TensorLayers, LayersOfOneFeatureAreThoseOfTorch) {
+  run_ranks(2, [&](std::shared_ptr<World> world) {
+    const comm::Mesh mesh = tensor_mesh(world);
+    const auto rank = static_cast<size_t>(world->rank());
+    const auto column = seeded([&] { return std::make_shared<ColumnLinear>(1, 4, mesh.tp); });
+    const auto column_whole = seeded([] { return std::make_shared<torch::nn::LinearImpl>(1, 4); });
+    const at::Tensor x = random(1, {3, 1});
+    EXPECT_TRUE(at::allclose(column->forward(x), column_whole->forward(x).chunk(2, 1)[rank]));
+    const auto row = seeded([&] { return std::make_shared<RowLinear>(4, 1, mesh.tp); });
+    const auto row_whole = seeded([] { return std::make_shared<torch::nn::LinearImpl>(4, 1); });
+    const at::Tensor y = random(2, {3, 4});
+    EXPECT_TRUE(at::allclose(row->forward(y.chunk(2, 1)[rank]), row_whole->forward(y), 1e-5, 1e-6));
+    for (const auto& [in, out] : {std::pair<int64_t, int64_t>{1, 0}, {0, 2}})
+      expect_refusal([&] { ColumnLinear(in, out, mesh.tp); }, {fmt::format("sizes are {} and {}", in, out)});
   });
 }
 

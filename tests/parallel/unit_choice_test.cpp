@@ -251,6 +251,7 @@ TEST(UnitChoice, FullyShardUsesItAndSaysSo) {
     EXPECT_LE(most, engine->most_gathered_bytes());
     EXPECT_GE(2 * most, engine->most_gathered_bytes());
     EXPECT_LT(engine->most_gathered_bytes(), engine->whole_bytes());
+    EXPECT_EQ(engine->whole_bytes(), 41'280 * static_cast<int64_t>(sizeof(float)));
     const std::string text = engine->describe();
     for (const char* word : {"fsdp:full_shard on 2 ranks", "41,280 parameters (fp32) in 5 units",
                              "stage1 to stage4", "8,256", "32.2 KiB", "16.1 KiB", "fp32"}) {

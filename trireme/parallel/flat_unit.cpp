@@ -252,8 +252,8 @@ int64_t FlatUnit::bytes_to_stay() const {
   const auto missing = [](const at::Tensor& tensor) {
     return has_storage(tensor) ? 0 : tensor.numel() * static_cast<int64_t>(tensor.element_size());
   };
-  return missing(full_params_) + missing(full_grads_) + missing(reduced_) +
-         (frozen_ ? frozen_->bytes_to_gather() : 0);
+  return missing(full_params_) + missing(full_grads_) +
+         (buffers_.reduced_in_gradients ? 0 : missing(reduced_)) + (frozen_ ? frozen_->bytes_to_gather() : 0);
 }
 
 void FlatUnit::average_parameters() {
