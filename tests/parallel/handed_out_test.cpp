@@ -14,6 +14,7 @@
 
 #include "tests/parallel/layouts.h"
 #include "tests/parallel/normed_net.h"
+#include "tests/support/relative_error.h"
 #include "tests/support/spawn.h"
 #include "trireme/base/error.h"
 #include "trireme/state/state_file.h"
@@ -146,6 +147,36 @@ TEST(HandedOut, TheNormIsThatOfGradientsAsTheyWereEdited) {
           EXPECT_NEAR(engine->grad_norm(), unedited / 2, 1e-5 * unedited) << what;
         });
       }
+    }
+  }
+}
+
+/// One rank reduces nothing: its gradients stay in the dtype of computation until they are handed out.
+TEST(HandedOut, GradientsOfOneRankAreTheMeanByWeightOfItsMicroBatches) {
+  constexpr double kFirst = 1.0, kSecond = 3.0;
+  const auto loss_of = [](const Net& net, int64_t step, at::ScalarType dtype) {
+    return loss_sum(net, inputs(step).to(dtype), targets(step).to(dtype)) / static_cast<double>(kBatch);
+  };
+  Net plain(7);
+  const at::Tensor mean =
+      (kFirst * loss_of(plain, 0, at::kFloat) + kSecond * loss_of(plain, 1, at::kFloat)) / (kFirst + kSecond);
+  mean.backward();
+  const Weights wanted = parameters_of(plain);
+  for (const char* policy : {"ddp", "zero2", "fsdp"}) {
+    for (const at::ScalarType compute : {at::kFloat, at::kBFloat16}) {
+      run_ranks(1, [&](std::shared_ptr<World> world) {
+        const comm::Mesh mesh = mesh_of(world);
+        Net net(7);
+        const auto engine = wrap(net, mesh, {.policy = policy, .compute = compute});
+        const auto tensors = engine->named_optimizer_tensors();
+        engine->accumulate(loss_of(net, 0, compute), kFirst);
+        engine->backward(loss_of(net, 1, compute), kSecond);
+        for (const auto& [name, tensor] : tensors) {
+          EXPECT_LT(relative_error(tensor.grad(), wanted.at(name).grad()),
+                    compute == at::kFloat ? 1e-5 : 5e-2)
+              << policy << " in " << c10::toString(compute) << ": " << name;
+        }
+      });
     }
   }
 }
