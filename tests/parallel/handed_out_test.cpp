@@ -151,7 +151,8 @@ TEST(HandedOut, TheNormIsThatOfGradientsAsTheyWereEdited) {
   }
 }
 
-/// One rank reduces nothing: its gradients stay in the dtype of computation until they are handed out.
+/// One rank reduces nothing: gradients that would travel in the dtype of computation stay in it until they
+/// are handed out.
 TEST(HandedOut, GradientsOfOneRankAreTheMeanByWeightOfItsMicroBatches) {
   constexpr double kFirst = 1.0, kSecond = 3.0;
   const auto loss_of = [](const Net& net, int64_t step, at::ScalarType dtype) {
@@ -167,7 +168,7 @@ TEST(HandedOut, GradientsOfOneRankAreTheMeanByWeightOfItsMicroBatches) {
       run_ranks(1, [&](std::shared_ptr<World> world) {
         const comm::Mesh mesh = mesh_of(world);
         Net net(7);
-        const auto engine = wrap(net, mesh, {.policy = policy, .compute = compute});
+        const auto engine = wrap(net, mesh, {.policy = policy, .compute = compute, .reduce = compute});
         const auto tensors = engine->named_optimizer_tensors();
         engine->accumulate(loss_of(net, 0, compute), kFirst);
         engine->backward(loss_of(net, 1, compute), kSecond);
