@@ -64,6 +64,20 @@ TEST(StoragePool, UnitsTakeTurnsWithOneBlock) {
   EXPECT_EQ(first.sum().item<float>(), 3000.0f);
 }
 
+TEST(StoragePool, LeavesTensorsWithMemoryAndThoseWithoutElementsAsTheyAre) {
+  parallel::StoragePool pool(true);
+  const at::Tensor held = at::full({100}, 2.0f), waiting = at::ones({100}), none = at::empty({0});
+  const void *const own = held.const_data_ptr(), *const block = waiting.const_data_ptr();
+  pool.free(waiting);
+  pool.allocate(held);
+  EXPECT_EQ(held.const_data_ptr(), own);
+  EXPECT_TRUE(at::equal(held, at::full({100}, 2.0f)));
+  pool.allocate(none);
+  EXPECT_FALSE(parallel::has_storage(none));
+  pool.allocate(waiting);
+  EXPECT_EQ(waiting.const_data_ptr(), block) << "nobody else has taken it";
+}
+
 /// A small tensor that took the large piece would make another large one necessary.
 TEST(StoragePool, LeavesLargePiecesOfASourceToLargeTensors) {
   std::vector<size_t> made;

@@ -321,9 +321,10 @@ void DataParallel::accumulate_deferred(const std::function<void()>& compute) {
     for (const auto& unit : units_) unit->prepare_gradients();
     compute();
     for (const auto& unit : units_) {
-      for (size_t i = 0; i < unit->params().size(); ++i) {
-        nn::follow_gradient_writers(unit->params()[i].second);
-        unit->take_gradient(i);
+      size_t param = 0;
+      for (const auto& [name, leaf] : unit->params()) {
+        nn::follow_gradient_writers(leaf);
+        unit->take_gradient(param++);
       }
     }
     executor_.end_backward();
