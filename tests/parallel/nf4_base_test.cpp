@@ -6,6 +6,7 @@
 #include <string>
 
 #include "tests/support/engine_on_model.h"
+#include "tests/support/planned_step.h"
 #include "tests/support/spawn.h"
 #include "tests/support/tiny_training.h"
 #include "trireme/nn/torch_internals.h"
@@ -37,6 +38,12 @@ double loss_in_engine(nn::LanguageModel& model, AdapterBase base, const char* po
                                 comm::make_mesh(world, plan::MeshShape::fit({}, world->size())),
                                 {.policy = plan::find_policy(policy)}, nn::InitialWeights(config, 11));
   train::connect(model, engine);
+  const plan::EngineSetting setting{.policy = plan::find_policy(policy),
+                                    .mesh = plan::MeshShape::fit({}, world->size()),
+                                    .compute_bytes = sizeof(float),
+                                    .wire_bytes = sizeof(float)};
+  EXPECT_EQ(engine.state_bytes().parameters, plan::state_bytes(planned_step(facts.units, setting)).parameters)
+      << policy << ": what is kept is what the plan says";
   const at::Tensor tokens = tiny_tokens(0, 2, config.vocab_size);
   const at::Tensor loss = model.loss(tokens.narrow(1, 0, 8), tokens.narrow(1, 1, 8));
   engine.backward(loss);

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <exception>
+#include <ranges>
 
 #include "trireme/base/error.h"
 #include "trireme/nn/torch_internals.h"
@@ -83,10 +84,10 @@ std::optional<StoragePool> DataParallel::symmetric_pool(const std::vector<plan::
       (take_turns && use_from_ != UseFrom::kRunUnit))
     return {};
   size_t largest = 0;
-  for (size_t unit = 1; take_turns && unit < units.size(); ++unit) {
-    if (units[unit].name == plan::kHeadUnit) continue;
+  for (const plan::UnitSpec& unit : units | std::views::drop(1)) {
+    if (!take_turns || unit.name == plan::kHeadUnit) continue;
     const int64_t ranks = groups_.shard->size() * groups_.replicate->size();
-    const int64_t numel = plan::flat_layout(units[unit], ranks).numel();
+    const int64_t numel = plan::flat_layout(unit, ranks).numel();
     largest = std::max(largest, static_cast<size_t>(numel) * c10::elementSize(options_.compute));
   }
   const auto source = [group = groups_.shard](size_t bytes) {
