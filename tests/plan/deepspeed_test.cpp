@@ -111,12 +111,15 @@ const std::map<std::string, Example>& examples() {
       {"bfloat16.enabled", {{}, "false", "true"}},
       {"data_types.grad_accum_dtype", {{{"bf16.enabled", "true"}}, "fp32", "bf16"}},
       {"communication_data_type", {{}, "fp32", "bf16"}},
+      {"sequence_parallel_size", {{}, "1", "2"}},
+      {"tensor_parallel.autotp_size", {{}, "1", "2"}},
       {"zero_optimization.zero_hpz_partition_size", {{{"zero_optimization.stage", "3"}}, "1", "2"}}};
   return table;
 }
 
 Example example_of(const DeepSpeedKey& row) {
-  if (row.effect == DeepSpeedEffect::kTogether) return examples().at(std::string(row.key));
+  if (const auto found = examples().find(std::string(row.key)); found != examples().end())
+    return found->second;
   if (!row.words.empty()) return {{}, std::string(row.words[0].first), std::string(row.words[1].first)};
   switch (row.type) {
     case DeepSpeedType::kFlag:
@@ -160,6 +163,14 @@ TEST(DeepSpeedKeys, ChangingAnAcceptedKeyChangesTheConfigOrPrints) {
                          other = resolved_with(file_for(row, example.other));
     EXPECT_TRUE(!differing_keys(one.config, other.config).empty() || one.notes != other.notes);
   }
+}
+
+TEST(DeepSpeedKeys, OfModelAndSequenceParallelismAreAxesOfTheMesh) {
+  expect_keys(resolved_with(file_with({{"sequence_parallel_size", "2"}})).config, {{"parallel.cp", "2"}});
+  expect_keys(resolved_with(file_with({{"tensor_parallel.autotp_size", "2"}})).config,
+              {{"parallel.tp", "2"}});
+  expect_keys(resolved_with(file_with({{"tensor_parallel.autotp_size", "0"}})).config,
+              {{"parallel.tp", "1"}});
 }
 
 TEST(DeepSpeedKeys, AKeyThatNeedsNothingIsNamedInANote) {

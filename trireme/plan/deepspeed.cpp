@@ -95,6 +95,7 @@ class Translation {
     if (scheduler != nullptr) settle_schedule(*scheduler, *find("scheduler.type"));
     settle_precision();
     settle_wire();
+    settle_tensor_parallel();
     settle_policy();
     note_what_is_left_out();
     for (auto& [about, keys] : grouped_notes_)
@@ -436,6 +437,11 @@ class Translation {
                                                                       : "scheduler.params.warmup_min_lr");
     if (least != nullptr && least->number > 0.0)
       note(*least, "the warm-up rises from 0 to optim.lr, not from this rate");
+  }
+
+  void settle_tensor_parallel() {
+    const Given* const ranks = closed("tensor_parallel.autotp_size");
+    if (ranks != nullptr && ranks->number > 0.0) set("parallel.tp", ranks->text, ranks->key);
   }
 
   // ---- precision

@@ -135,7 +135,8 @@ constexpr DeepSpeedKey kKeys[] = {
     {"communication_data_type", kWord, kTogether, "precision.reduce, parallel.comm_hook",
      "fp32, bf16 (bfp16): precision.reduce; fp16: parallel.comm_hook"},
     {"fp32_allreduce", kFlag, kSets, "precision.reduce", "", "", kFp32OnWire},
-    {"seq_parallel_communication_data_type", kWord, kNeedless, "", "there is no sequence parallelism"},
+    {"seq_parallel_communication_data_type", kWord, kNeedless, "",
+     "activations travel in the dtype of computation"},
     {"sparse_gradients", kFlag, kOnly, "", "gradients of embeddings are dense; remove it", "false"},
     {"disable_allgather", kFlag, kNeedless, "", kFlat},
     // ZeRO
@@ -228,8 +229,8 @@ constexpr DeepSpeedKey kKeys[] = {
      "with train.epochs every sample of an epoch counts once, otherwise batches are always full"},
     {"aio.*", kAny, kNeedless, "", kNothingOffloaded},
     // features
-    {"sequence_parallel_size", kWhole, kOnly, "", kNotHere, "1"},
-    {"tensor_parallel.autotp_size", kWhole, kOnly, "", kNotHere, "1"},
+    {"sequence_parallel_size", kWhole, kSets, "parallel.cp", "ranks that share each sequence"},
+    {"tensor_parallel.autotp_size", kWhole, kTogether, "parallel.tp", "0 is off, as 1 is"},
     {"elasticity.enabled", kFlag, kOnly, "",
      "set the batch, and continue on another number of ranks with --resume", "false"},
     {"elasticity.*", kAny, kNeedless, "", kOff},
