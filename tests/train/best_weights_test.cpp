@@ -65,7 +65,8 @@ TEST_F(BestWeightsOfARun, AreNeverThoseOfALossThatIsNoNumber) {
     const plan::ModelFacts facts = plan::describe(config_.model, config_.data.seq_len);
     const plan::BatchPlan batch = plan::plan_batch(config_, mesh.shape);
     TrainedModel model({config_, facts, facts, batch, mesh});
-    BestWeights best(options().best_weights_path, /*done=*/0, mesh);
+    BestValidation note;
+    BestWeights best(options().best_weights_path, /*done=*/0, mesh, {}, note);
     const auto keep = [&](int64_t step, double loss) {
       Validation found;
       found.loss = loss;

@@ -10,6 +10,7 @@
 #include "trireme/checkpoint/checkpoint.h"
 #include "trireme/checkpoint/safetensors.h"
 #include "trireme/plan/mesh_shape.h"
+#include "trireme/state/state_file.h"
 #include "trireme/train/best_weights.h"
 
 namespace trireme::train {
@@ -142,8 +143,10 @@ TEST_F(Resume, TheBestWeightsAreOfStepsThatTheRunHasMade) {
   const std::string path = options().best_weights_path;
   test::run_ranks(1, [&](const std::shared_ptr<comm::World>& world) {
     const comm::Mesh mesh = comm::make_mesh(world, plan::MeshShape::fit({}, 1));
-    EXPECT_EQ(BestWeights(path, 8, mesh).step(), recorder_.summary.best_step);
-    const BestWeights undone(path, 4, mesh);
+    BestValidation none;  // as checkpoints of old versions have it
+    EXPECT_EQ(BestWeights(path, 8, mesh, {}, none).step(), recorder_.summary.best_step);
+    none = {};
+    const BestWeights undone(path, 4, mesh, {}, none);
     EXPECT_EQ(undone.step(), 0);
     EXPECT_FALSE(std::filesystem::exists(path));
     EXPECT_TRUE(std::filesystem::exists(undone.aside())) << "until there are others";
@@ -155,6 +158,46 @@ TEST_F(Resume, TheBestWeightsAreOfStepsThatTheRunHasMade) {
   EXPECT_EQ(recorder_.summary.best_step, 5) << "the first of steps that learn nothing";
   EXPECT_TRUE(std::filesystem::exists(path));
   EXPECT_FALSE(std::filesystem::exists(path + ".undone"));
+}
+
+/// A checkpoint knows the best validation of its branch, so one that is worse than that displaces nothing.
+TEST_F(Resume, WorseWeightsThanThoseOfBeforeAreNotTheBest) {
+  config_.checkpoint.best = true;
+  config_.checkpoint.keep = 0;
+  config_.train.val_every = 1;
+  config_.train.steps = 8;
+  run(2, false);
+  const std::string path = options().best_weights_path, kept = read_file(path);
+  ASSERT_GT(recorder_.summary.best_step, 4);
+  resume_from_ = checkpoints() + "/step-00000004";
+  config_.optim.lr = 5.0;
+  run(2, true);
+  EXPECT_EQ(recorder_.summary.best_step, 0) << "nothing was as good as step 3";
+  EXPECT_FALSE(std::filesystem::exists(path));
+  EXPECT_EQ(read_file(path + ".undone"), kept);
+}
+
+/// The file may be of another branch that has come to the same steps.
+TEST_F(Resume, WeightsOfAnotherBranchAreNotItsBest) {
+  config_.checkpoint.best = true;
+  config_.train.val_every = 1;
+  run(2, false, 8);
+  const std::string path = options().best_weights_path;
+  test::run_ranks(1, [&](const std::shared_ptr<comm::World>& world) {
+    const comm::Mesh mesh = comm::make_mesh(world, plan::MeshShape::fit({}, 1));
+    const state::Notes notes = state::read_notes(path);
+    const double score = std::stod(notes.at("score"));
+    const int64_t step = std::stoll(notes.at("step"));
+    BestValidation ours{.step = step, .score = score};
+    EXPECT_EQ(BestWeights(path, step + 1, mesh, {}, ours).step(), step);
+    BestValidation later{.step = step - 1, .score = score - 1.0};
+    EXPECT_EQ(BestWeights(path, step, mesh, {}, later).step(), step) << "validated right after the save";
+    EXPECT_EQ(later.step, step);
+    BestValidation theirs{.step = step, .score = score - 1.0};
+    EXPECT_EQ(BestWeights(path, step + 1, mesh, {}, theirs).step(), 0);
+    EXPECT_EQ(theirs.score, score - 1.0);
+    EXPECT_TRUE(std::filesystem::exists(path + ".undone"));
+  });
 }
 
 }  // namespace

@@ -120,6 +120,12 @@ void Checkpointing::set_aside_later_ones() {
   if (wanted_.empty() || error || wanted.parent_path() != fs::weakly_canonical(folder_, error)) return;
   std::vector<std::string> aside;
   for (const auto& one : store_->go_back_to(wanted.filename().string())) aside.push_back(one.aside);
+  if (wanted.filename().string().ends_with(".undone"))
+    log_warning(
+        "metrics.jsonl keeps no records of steps that were set aside: up to the step of {} it may have those "
+        "of "
+        "the branch that the run leaves now",
+        wanted.filename().string());
   if (aside.empty()) return;
   log_info("resume  later checkpoints were set aside as {}; '--resume {}/NAME' goes back to one",
            trireme::join(aside, ", "), folder_);

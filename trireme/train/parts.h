@@ -10,6 +10,7 @@
 #include "trireme/plan/config.h"
 #include "trireme/plan/model_facts.h"
 #include "trireme/train/early_stop.h"
+#include "trireme/train/monitor.h"
 #include "trireme/train/program.h"
 #include "trireme/train/run_data.h"
 #include "trireme/train/trained_model.h"
@@ -67,6 +68,7 @@ struct Parts {
   bool validates;          ///< there is something to validate on, and the config asks for it
   const Program& program;  ///< an empty one where the options have none
   EarlyStop early_stop;
+  BestValidation best;  ///< whose weights are kept, where checkpoint.best asks for it; part of checkpoints
   CallbackCourse callbacks = {};
   bool records_passes;  ///< as can_record() said
   std::unique_ptr<TrainedModel> model;

@@ -332,6 +332,25 @@ precision::LossScaler::State scaler_state(const Json& json, const std::string& p
           .skipped = checkpoint::count_of(json, "skipped", path)};
 }
 
+/// Null: there was no validation whose weights were kept.
+Json to_json(const BestValidation& best) {
+  if (best.step == 0) return nullptr;
+  return {{"step", best.step},
+          {"score", best.score},
+          {"metric", best.monitor.metric},
+          {"higher_is_better", best.monitor.higher_is_better}};
+}
+
+BestValidation best_validation(const Json& json, const std::string& path) {
+  const Json &score = checkpoint::value_of(json, "score", path),
+             &higher = checkpoint::value_of(json, "higher_is_better", path);
+  if (!score.is_number() || !higher.is_boolean())
+    checkpoint::fail_json(path, "'best' has no score, or does not say what is better");
+  return {.step = checkpoint::count_of(json, "step", path),
+          .score = score.get<double>(),
+          .monitor = {.metric = checkpoint::text_of(json, "metric", path), .higher_is_better = higher}};
+}
+
 }  // namespace
 
 std::string run_state(const Parts& parts, const precision::LossScaler& scaler, const StepRecord& record) {
@@ -356,6 +375,7 @@ std::string run_state(const Parts& parts, const precision::LossScaler& scaler, c
               {"callbacks", callbacks_to_json(parts)},
               {"metrics", names_of_metrics(parts.program)},
               {"early_stop", early_stop.is_on() ? early_stop.state() : Json()},
+              {"best", to_json(parts.best)},
               {"fp8_history", history != nullptr ? to_json(*history) : Json::array()},
               {"base", parts.base_digest},
               {"config", plan::to_yaml({config, {}})}}
@@ -420,6 +440,8 @@ void SavedRun::restore(Parts& parts, precision::LossScaler& scaler) const {
   // None: it was off, or the checkpoint is of an old version.
   if (const auto early_stop = run().find("early_stop"); early_stop != run().end() && !early_stop->is_null())
     parts.early_stop.restore(*early_stop, path_);
+  if (const auto best = run().find("best"); best != run().end() && !best->is_null())
+    parts.best = best_validation(*best, path_);
   restore_callbacks(parts, run(), path_);
   warn_of_lost_metrics(parts, run(), path_);
   restore_random(parts, document_, step(), path_);

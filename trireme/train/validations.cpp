@@ -28,7 +28,7 @@ Validations::Validations(Parts& parts, Checkpointing& checkpoints, Agenda& agend
   if (!config_.checkpoint.best || !parts.validates) return;
   const char* const usual = parts.data->has_labels() ? "top1" : "loss";
   best_.emplace(parts.options.best_weights_path, resumed_at, parts.mesh,
-                monitor_of(config_, *parts.data, parts.program.metrics, usual));
+                monitor_of(config_, *parts.data, parts.program.metrics, usual), parts.best);
 }
 
 void Validations::validate(StepRecord& record) {
