@@ -37,7 +37,7 @@ class NotedEvents {
  private:
   static std::unique_ptr<at::ObserverContext> begin(const at::RecordFunction& function) {
     const std::string_view name = function.name();
-    if (name == "aten::mm" || name == "aten::addmm") note("product");
+    if (name == "trireme::matmul") note("product");
     return nullptr;
   }
   at::CallbackHandle handle_;

@@ -121,6 +121,15 @@ TEST_F(Resume, TheCopyOfASaveIsAsLargeAsPredicted) {
     config_.parallel.policy = policy;
     expect_as_predicted(3);
   }
+  config_.parallel.policy = plan::PolicyName::kDdp;
+  config_.parallel.hook_start = 0;
+  for (const plan::CommHook hook :
+       {plan::CommHook::kInt8, plan::CommHook::kTopK, plan::CommHook::kPowerSgd}) {
+    SCOPED_TRACE(plan::name(hook));
+    config_.parallel.comm_hook = hook;
+    expect_as_predicted(2);
+  }
+  config_.parallel.comm_hook = plan::CommHook::kNone;
   SCOPED_TRACE("of shards with replicas");
   config_.parallel.policy = plan::PolicyName::kFsdp;
   config_.parallel.sharding = plan::Sharding::kHybridShard;

@@ -10,6 +10,7 @@
 
 #include "trireme/base/error.h"
 #include "trireme/base/hash.h"
+#include "trireme/plan/power_sgd.h"
 
 namespace trireme::parallel {
 namespace {
@@ -233,45 +234,36 @@ class PowerSgd : public LateStart {
     return flat.narrow(0, factor.offset, factor.rows * factor.columns).view({factor.rows, factor.columns});
   }
 
-  static at::Tensor first_right(const plan::FlatEntry& entry, int64_t columns, int64_t rank) {
-    at::Tensor right = at::empty({columns, rank}, at::kFloat);
+  static at::Tensor first_right(const plan::FactoredMatrix& matrix) {
+    at::Tensor right = at::empty({matrix.columns, matrix.rank}, at::kFloat);
     auto* const out = right.mutable_data_ptr<float>();
     for (int64_t i = 0; i < right.numel(); ++i) {
-      const uint64_t bits = mix64(static_cast<uint64_t>(entry.offset) + 1, static_cast<uint64_t>(i));
+      const uint64_t bits = mix64(static_cast<uint64_t>(matrix.offset) + 1, static_cast<uint64_t>(i));
       out[i] = static_cast<float>(bits >> 40) / 16777216.0f - 0.5f;
     }
     return right;
   }
 
-  /// Chooses the matrices that factors make smaller; elements between these travel whole. The first right
-  /// factors are the same on every rank. A sum that every rank receives costs twice the bytes of one that is
-  /// scattered, so a unit whose matrices would save less than that has no factors and is reduced plainly.
+  /// Chooses the matrices that have factors; elements between these travel whole. The first right factors are
+  /// the same on every rank.
   void choose_matrices(const at::Tensor& grad) {
     chosen_ = true;
-    const auto saves = [&](int64_t travels, int64_t numel) {
-      return 2 * travels * static_cast<int64_t>(sizeof(float)) < numel * grad.element_size();
-    };
-    int64_t travels = 0, covered = 0;
+    int64_t covered = 0;
     const auto take_rest_until = [&](int64_t end) {
       if (end > covered) rest_.push_back({covered, end});
-      travels += std::max<int64_t>(0, end - covered);
     };
-    for (const plan::FlatEntry& entry : layout_.entries()) {
-      if (entry.shape.size() < 2 || entry.numel == 0) continue;
-      const int64_t rows = entry.shape.front(), columns = entry.numel / rows;
-      const int64_t rank = std::min({rank_, rows, columns});
-      if (!saves((rows + columns) * rank, entry.numel)) continue;
-      take_rest_until(entry.offset);
-      covered = entry.end();
-      travels += (rows + columns) * rank;
-      const auto given = rights_.find(entry.offset);
+    for (const plan::FactoredMatrix& chosen :
+         plan::factored_matrices(layout_, rank_, static_cast<int64_t>(grad.element_size()))) {
+      const auto& [offset, rows, columns, rank] = chosen;
+      take_rest_until(offset);
+      covered = offset + rows * columns;
+      const auto given = rights_.find(offset);
       const bool fits = given != rights_.end() && given->second.sizes() == at::IntArrayRef{columns, rank};
-      const at::Tensor right = fits ? given->second : first_right(entry, columns, rank);
-      factors_.push_back({entry.offset, rows, columns, right.to(grad.device())});
+      const at::Tensor right = fits ? given->second : first_right(chosen);
+      factors_.push_back({offset, rows, columns, right.to(grad.device())});
     }
     rights_.clear();
     take_rest_until(layout_.numel());
-    if (!saves(travels, layout_.numel())) factors_.clear();
   }
 
   /// Sums over the ranks, all in one message.

@@ -10,6 +10,7 @@
 #include "trireme/plan/flat_layout.h"
 #include "trireme/plan/optimizer.h"
 #include "trireme/plan/policy.h"
+#include "trireme/plan/power_sgd.h"
 
 namespace trireme::plan {
 namespace {
@@ -30,6 +31,21 @@ Sharing sharing_of(const Config& config, const MeshShape& mesh) {
 /// The first replica writes what does not divide.
 int64_t first_share(int64_t numel, const Sharing& sharing) {
   return (numel + sharing.replicas - 1) / sharing.replicas;
+}
+
+/// What hooks that begin later keep beside the residual, which the first rank writes: how many steps they
+/// have made, and factors that the next step starts from.
+int64_t of_late_start(const FlatLayout& unit, const Config& config) {
+  const CommHook hook = config.parallel.comm_hook;
+  if (hook != CommHook::kTopK && hook != CommHook::kPowerSgd) return 0;
+  int64_t bytes = 0;
+  for (const FlatEntry& entry : unit.entries())
+    if (entry.part.copy == 0 && entry.part.first_element() == 0) bytes += saved_piece_bytes(kInt64Bytes);
+  if (hook == CommHook::kTopK) return bytes;
+  for (const FactoredMatrix& matrix :
+       factored_matrices(unit, config.parallel.hook_rank, bytes_of(wire_dtype(config.precision))))
+    bytes += saved_piece_bytes(kFp32Bytes * matrix.columns * matrix.rank);
+  return bytes;
 }
 
 /// Adds a unit to what each shard copies.
@@ -53,6 +69,7 @@ void add_unit(const FlatLayout& unit, const Config& config, const Sharing& shari
     if (!keeps_residual(config.parallel.comm_hook)) continue;
     for (int64_t& bytes : by_shard) bytes += saved_piece_bytes(kFp32Bytes * entry.numel);
   }
+  by_shard.front() += of_late_start(unit, config);
 }
 
 /// The stages of a rank of a pipeline.
