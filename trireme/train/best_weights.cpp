@@ -41,9 +41,12 @@ BestWeights::BestWeights(std::string path, int64_t done, const comm::Mesh& mesh,
   best_.monitor = std::move(monitor);
   if (done == 0) return;
   const Found mine = is_root_ ? find(done) : Found();
-  const auto at_root = comm::gather_scalars(*mesh.all, {static_cast<double>(mine.step), mine.score}).front();
+  const bool lost = mine.step == 0 && is_root_ && !std::filesystem::exists(aside());
+  const auto at_root =
+      comm::gather_scalars(*mesh.all, {static_cast<double>(mine.step), mine.score, lost ? 1.0 : 0.0}).front();
   step_ = static_cast<int64_t>(at_root[0]);
   if (step_ > 0) best_.step = step_, best_.score = at_root[1];
+  if (at_root[2] != 0.0) best_.step = 0;  // nobody has those weights any more: the next ones replace them
 }
 
 BestWeights::Found BestWeights::find(int64_t done) const {
