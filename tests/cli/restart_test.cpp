@@ -60,7 +60,7 @@ TEST(Restart, FilesThatChangeMeanwhileAreThoseThatTheRunHasKept) {
                "[ $n = 3 ] && rm program.txt\n"
                "[ $n = 4 ] && exit 0\n"
                "kill -9 $$"));
-  const Words print = {"plan", "step", "--text", "--all-ranks", "--device=cpu", "--train.steps=9"};
+  const Words print = {"plan", "step", "--text", "--all-ranks", "--device=cpu", "--train.steps=9", "-n", "1"};
   const std::string printed = front.run(print).out;
   write_file_atomic(front.file("program.txt"), printed);
   const Outcome outcome =
