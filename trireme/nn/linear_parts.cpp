@@ -273,12 +273,13 @@ at::Tensor apply_linear(const LinearParams& params, const Fp8Source& given, cons
   const bool read = output == Output::kRead, keeps = keep == KeepInput::kYes;
   if (splits && keeps) kept.input.rows = given.computed();
   if (splits) kept.input_amax.reset();  // that of this rank's rows
-  if (read && overlaps(params, params.joints.before)) {
+  if (read && !sums && overlaps(params, params.joints.before)) {
+    const Joint& joint = *params.joints.before;
     const at::Tensor mine = given.computed().contiguous(), weight = joined(params.weights);
-    Arriving arriving = params.joints.before->begin_gather(mine);
+    Arriving arriving = joint.begin_gather(mine);
     at::Tensor all;
-    return arriving_product(*params.joints.before, mine, arriving, all, params.in_out ? weight : weight.t(),
-                            params.bias, {});
+    return arriving_product(joint, mine, arriving, all, params.in_out ? weight : weight.t(), params.bias,
+                            with_sizes_of_output(residual, joint.size() * mine.size(0), width));
   }
   const Fp8Source input = entered(params, given);
   const at::Tensor bias = sums ? at::Tensor() : params.bias,
