@@ -8,6 +8,7 @@
 
 #include "trireme/base/env.h"
 #include "trireme/base/error.h"
+#include "trireme/bench/sample.h"
 #include "trireme/plan/batch.h"
 #include "trireme/plan/config.h"
 #include "trireme/plan/mesh_shape.h"
@@ -136,6 +137,20 @@ TEST(Targets, ArmsDifferFromTheirReference) {
         EXPECT_TRUE(arm.keys != reference.keys || arm.ranks != reference.ranks)
             << target.name << " " << arm.name << " " << device;
       });
+}
+
+/// Arms of other workloads would be blocked.
+TEST(Targets, ArmsTrainOneWorkload) {
+  for_every_arm([](const Target& target, const Comparison& comparison, const Arm& arm, const std::string&) {
+    const Arm& reference = comparison.arms.front();
+    for (const auto& [these, those] : {std::pair(&arm, &reference), std::pair(&reference, &arm)}) {
+      for (const std::string& key : these->keys) {
+        if (std::ranges::find(those->keys, key) != those->keys.end()) continue;
+        EXPECT_FALSE(is_of_workload(key.substr(0, key.find('='))))
+            << target.name << " " << arm.name << " " << key;
+      }
+    }
+  });
 }
 
 TEST(Targets, OneThingIsDeclaredToBeDifferent) {

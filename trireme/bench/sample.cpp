@@ -13,12 +13,6 @@
 namespace trireme::bench {
 namespace {
 
-/// Keys that say what is trained. The others say how: they may differ between arms.
-bool says_what(const std::string& key) {
-  return key == "seed" || key == "train.grad_clip" || key.starts_with("model.") ||
-         key.starts_with("optim.") || (key.starts_with("data.") && key != "data.threads");
-}
-
 /// Tokens of one step, where all steps have as many; empty: they do not.
 std::string tokens_a_step(const report::Curve& tokens) {
   if (tokens.empty()) return "";
@@ -94,7 +88,7 @@ Sample read_sample(const std::string& run_directory, const Slot& slot, int code)
   try {
     const report::RunRecord run = report::read_run(run_directory);
     for (const report::ConfigEntry& entry : run.config) {
-      if (says_what(entry.key)) sample.workload[entry.key] = entry.value;
+      if (is_of_workload(entry.key)) sample.workload[entry.key] = entry.value;
     }
     sample.compute = run.config_value("precision.compute");
     sample.mesh = run.facts.mesh;
@@ -105,6 +99,12 @@ Sample read_sample(const std::string& run_directory, const Slot& slot, int code)
     sample.error = error.what();
   }
   return sample;
+}
+
+bool is_of_workload(const std::string& key) {
+  if (key == "model.attention" || key == "data.threads") return false;
+  return key == "seed" || key == "train.grad_clip" || key.starts_with("model.") ||
+         key.starts_with("optim.") || key.starts_with("data.");
 }
 
 std::string workload_hash(const std::map<std::string, std::string>& workload) {

@@ -45,6 +45,8 @@ Sample read_sample(const std::string& run_directory, const Slot& slot, int code)
 /// "tokens a step", among the workload.
 inline constexpr const char* kTokensKey = "tokens a step";
 
+/// Whether a key of config.yaml says what is trained. The others say how, and may differ between arms.
+bool is_of_workload(const std::string& key);
 /// XXH3-64 of the workload, 16 hex digits.
 std::string workload_hash(const std::map<std::string, std::string>& workload);
 
