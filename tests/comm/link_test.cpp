@@ -308,6 +308,38 @@ TEST_P(Links, AnEndThatWaitsInVainSaysForWhat) {
       1.0);
 }
 
+/// An end that has given up closes the link, so that the other one hears of it at once, and not at its
+/// deadline.
+TEST_P(Links, TheOtherEndOfALinkThatWasGivenUpDoesNotWait) {
+  constexpr double kDeadline_s = 3.0;
+  std::atomic<bool> given_up = false, heard = false;
+  const auto until = [](const std::atomic<bool>& flag) {
+    while (!flag) std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  };
+  run(
+      2,
+      [&](std::shared_ptr<World> world) {
+        const auto link = make_link(*world, 0, 1);
+        if (world->rank() == 0) {
+          until(given_up);
+          const double started = monotonic_seconds();
+          expect_words(error_of([&] {
+                         link->send(at::ones({8 * kMiB}));
+                         link->flush();
+                       }),
+                       {"[comm.send]", "lost rank 1"});
+          EXPECT_LT(monotonic_seconds() - started, 0.5 * kDeadline_s);
+          heard = true;
+          return;
+        }
+        link->post(at::empty({4}));
+        expect_words(error_of([&] { link->wait(); }), {"gave up waiting for rank 0"});
+        given_up = true;
+        until(heard);  // the link is still there
+      },
+      kDeadline_s);
+}
+
 TEST_P(Links, ASenderThatNobodyListensToWaitsOnlyInFlush) {
   constexpr double kDeadline_s = 3.0;
   std::atomic<bool> done = false;
