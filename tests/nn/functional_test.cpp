@@ -286,6 +286,14 @@ at::Tensor plain_attention(const at::Tensor& qkv, const AttentionShape& shape, d
   return at::matmul(at::softmax(scores, -1), v).transpose(1, 2).reshape({qkv.size(0), qkv.size(1), -1});
 }
 
+void expect_as_defined(int64_t length, const AttentionShape& shape, double theta) {
+  const at::Tensor qkv = leaf_of({2, length, (shape.heads + 2 * shape.kv_heads) * shape.head_dim});
+  const RopeTable rope = theta > 0 ? make_rope_table(length, shape.head_dim, theta, at::kCPU) : RopeTable{};
+  expect_same(
+      {qkv}, [&] { return causal_attention(qkv + 0, shape, rope); },
+      [&] { return plain_attention(qkv, shape, theta); }, 1e-5);
+}
+
 TEST_F(Functional, AttentionMatchesItsDefinition) {
   for (const int64_t length : {1, 17, 64, 150, 520}) {  // one tile, several, and several blocks of them
     for (const AttentionShape& shape :
@@ -293,12 +301,7 @@ TEST_F(Functional, AttentionMatchesItsDefinition) {
           AttentionShape{2, 1, 36}, AttentionShape{1, 1, 64}}) {
       for (const double theta : {0.0, 10000.0}) {
         if (length > 150 && (shape.kv_heads != 2 || theta == 0.0)) continue;
-        const at::Tensor qkv = leaf_of({2, length, (shape.heads + 2 * shape.kv_heads) * shape.head_dim});
-        const RopeTable rope =
-            theta > 0 ? make_rope_table(length, shape.head_dim, theta, at::kCPU) : RopeTable{};
-        expect_same(
-            {qkv}, [&] { return causal_attention(qkv + 0, shape, rope); },
-            [&] { return plain_attention(qkv, shape, theta); }, 1e-5);
+        expect_as_defined(length, shape, theta);
       }
     }
   }
@@ -319,12 +322,7 @@ TEST_F(Functional, EagerAttentionMatchesItsDefinition) {
   for (const int64_t length : {1, 17, 150}) {
     for (const AttentionShape& shape : {AttentionShape{4, 4, 8, kEager}, AttentionShape{6, 2, 16, kEager}}) {
       for (const double theta : {0.0, 10000.0}) {
-        const at::Tensor qkv = leaf_of({2, length, (shape.heads + 2 * shape.kv_heads) * shape.head_dim});
-        const RopeTable rope =
-            theta > 0 ? make_rope_table(length, shape.head_dim, theta, at::kCPU) : RopeTable{};
-        expect_same(
-            {qkv}, [&] { return causal_attention(qkv + 0, shape, rope); },
-            [&] { return plain_attention(qkv, shape, theta); }, 1e-5);
+        expect_as_defined(length, shape, theta);
       }
     }
   }
