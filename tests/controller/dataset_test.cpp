@@ -316,7 +316,7 @@ TEST(Dataset, OptionsThatCannotBeAreErrorsOfTheirLines) {
   });
 }
 
-/// What a worker says of the first rows that it reads.
+/// The message of a worker about the first rows that it reads.
 std::string failure_of_reading(const gt::DatasetOptions& options) {
   std::string message;
   with_ranks(1, "", [&](const comm::World&) {

@@ -95,7 +95,7 @@ TEST(Recompute, HasTheGradientsOfTheFunction) {
                 return gt::recompute([&] { return noise(a + b); }).sum();
               }),
               gradient_of([&](const gt::Tensor& a, const gt::Tensor& b) { return noise(a + b).sum(); }));
-    // What has no gradient inside has none.
+    // A value that has no gradient inside has none outside.
     EXPECT_EQ(gradient_of([&](const gt::Tensor& a, const gt::Tensor& b) {
                 return gt::recompute([&] {
                          const gt::Tensor scale = [&] {

@@ -36,7 +36,7 @@ inline std::string some_text(const std::string& name, int64_t bytes, uint32_t se
   return path;
 }
 
-/// Where tokens of these tests are kept.
+/// The folder in which tokens of these tests are kept.
 inline Environment text_environment() {
   return Environment({{"XDG_CACHE_HOME", text_folder() + "/cache"}});
 }

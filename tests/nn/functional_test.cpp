@@ -328,7 +328,7 @@ TEST_F(Functional, EagerAttentionMatchesItsDefinition) {
   }
 }
 
-/// With values that make the identity the output is the weights. Each is dropped, or grows by 1 / (1 - p).
+/// The output is the weights where values make the identity. Each is dropped, or grows by 1 / (1 - p).
 TEST_F(Functional, EagerAttentionDropsWeightsAndKeepsTheirExpectation) {
   constexpr int64_t kLength = 64;
   constexpr double kDropout = 0.25;

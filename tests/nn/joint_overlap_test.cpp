@@ -1,5 +1,5 @@
-// What linear layers that are cut over ranks compute while rows are under way. One process stands for the
-// first of two ranks, with a joint that writes down what happens.
+// The products that linear layers which are cut over ranks compute while rows are under way. One process
+// stands for the first of two ranks, with a joint that writes down what happens.
 #include <ATen/ATen.h>
 #include <ATen/record_function.h>
 #include <gtest/gtest.h>

@@ -95,7 +95,7 @@ TEST(Instruction, DeclarationsMayStandBetweenInstructions) {
   EXPECT_EQ(program_from_text(to_text(program), "p.txt"), program);
 }
 
-/// Whatever a path has, and all digits of a share.
+/// Any character of a path survives, and so do all digits of a share.
 TEST(Instruction, DatasetsGoBothWays) {
   std::mt19937_64 random(11);
   const std::string letters = "a/ %\"'\\#=@\t\n\r\x01\x7f\xc3\xa4.t5";

@@ -36,7 +36,7 @@ using plan::GatherBy;
 struct PeerOptions {
   bool share = true;  ///< read each other's memory where that is possible, instead of sending messages
   GatherBy gather = GatherBy::kAuto;
-  /// Of ordered sums: kCopies brings what is added with copy engines, then adds it; else kernels do both.
+  /// The way of ordered sums: kCopies brings with copy engines what is then added; else kernels do both.
   GatherBy sum = GatherBy::kAuto;
 };
 

@@ -230,7 +230,8 @@ struct Replay {
   std::vector<int64_t> arguments;
 };
 
-/// What workers alone read of a program before instructions that need it: a dataset (plan/dataset_spec.h).
+/// The part of a program that workers alone read before instructions that need it: a dataset
+/// (plan/dataset_spec.h).
 struct Declaration {
   static constexpr MessageType kType = MessageType::kDeclaration;
   std::string text;

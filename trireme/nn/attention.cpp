@@ -200,7 +200,7 @@ constexpr int kOrderedCapability = 9;  ///< where cuDNN has engines for a backwa
 /// Keys of one tile of cuDNN's backward on Hopper: nothing is added up between blocks until there are more.
 constexpr int64_t kCudnnTile = 128;
 
-/// In differentiable operations.
+/// The heads with queries and keys turned by their positions, in differentiable operations.
 Heads rotated_heads(const at::Tensor& qkv, const AttentionShape& shape, const RopeTable& rope) {
   Heads heads = split_heads(qkv, shape);
   if (!rope.cosine.defined()) return heads;

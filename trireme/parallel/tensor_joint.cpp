@@ -53,7 +53,7 @@ class SharedMemory {
       return place.memory.defined() && tensor.defined() && tensor.is_alias_of(place.memory);
     });
   }
-  /// To a power of two, since generated texts become longer token by token.
+  /// The place gets a power of two, since generated texts become longer token by token.
   void grow(Place& place, int64_t bytes) {
     const int64_t before = group_.symmetric_bytes();
     const uint64_t size = std::bit_ceil(static_cast<uint64_t>(bytes));

@@ -158,8 +158,8 @@ enum class CpKind {
 template <>
 inline constexpr auto kNames<CpKind> = std::to_array<std::string_view>({"auto", "ulysses", "ring"});
 
-/// How blocks compute attention: with the fastest kernels that fit, which keep no scores, or as its formula
-/// has it, in products and a softmax whose scores are kept for backward.
+/// The way in which blocks compute attention: with the fastest kernels that fit, which keep no scores, or as
+/// its formula has it, in products and a softmax whose scores are kept for backward.
 enum class AttentionKind { kAuto, kEager };
 template <>
 inline constexpr auto kNames<AttentionKind> = std::to_array<std::string_view>({"auto", "eager"});

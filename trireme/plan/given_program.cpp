@@ -106,7 +106,7 @@ void check_rank(const StepProgram& given, const StepProgram& planned) {
   check_work(given, planned);
 }
 
-/// What an action or a buffer is, apart from sizes and place.
+/// The identity of an action or a buffer, apart from sizes and place.
 using Which = std::tuple<int, int64_t, int64_t, int64_t, int64_t, int>;
 Which which(const Action& action) {
   return {static_cast<int>(action.kind),   action.unit, action.micro_batch, action.stage, action.peer,

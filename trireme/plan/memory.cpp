@@ -270,9 +270,9 @@ int64_t widest_output(const ModelConfig& held) {
   return family.attends ? std::max(inner, query_width(held) + 2 * kv_width(held)) : inner;
 }
 
-/// What a block has in its backward pass beyond what is kept anyway: what it computes again with the gradient
-/// of its widest output, and gradients of attention's scores. Blocks of models of images are small beside
-/// what is kept.
+/// The bytes of a block in its backward pass beyond what is kept anyway: what it computes again with the
+/// gradient of its widest output, and gradients of attention's scores. Blocks of models of images are small
+/// beside what is kept.
 int64_t block_in_backward(const Config& config, const ModelFacts& facts, int64_t sequences, Device device) {
   if (reads_images(config.model.family)) return 0;
   const ModelConfig held = split_model(complete(config.model, config.data.seq_len), facts.split);
@@ -289,9 +289,9 @@ int64_t block_in_backward(const Config& config, const ModelFacts& facts, int64_t
   return more / std::max<int64_t>(1, config.model.n_layers) + std::max(widest, scores);
 }
 
-/// Where GPUs along tp read each other's activations: a micro-batch's rows of all ranks, which are summed, a
-/// rank's own rows, which are gathered, and with parallel.async_tp half of the first once more. This memory
-/// only grows, to powers of two (parallel/tensor_joint.cpp).
+/// The memory in which GPUs along tp read each other's activations: a micro-batch's rows of all ranks, which
+/// are summed, a rank's own rows, which are gathered, and with parallel.async_tp half of the first once more.
+/// This memory only grows, to powers of two (parallel/tensor_joint.cpp).
 int64_t exchanged_bytes(const Config& config, const ModelFacts& facts, int64_t tokens, Device device) {
   if (device == Device::kCpu || facts.split.ranks == 1 || !config.comm.peer_memory) return 0;
   const auto of_token = static_cast<double>(config.model.d_model * bytes_of(config.precision.compute));

@@ -63,10 +63,10 @@ double saved_bytes(const ModelConfig& model, int64_t seq_len, const PrecisionCon
   return bytes;
 }
 
-/// What attention of one token keeps with model.attention=eager, beyond what fused kernels do: a copy of the
-/// queries, and of the keys and values of each, in place of those in one piece; probabilities in fp32, and
-/// once more as they meet the values where they are rounded or dropped, with a byte of the mask. Fused
-/// kernels keep an fp32 log-sum-exp a head.
+/// The bytes that attention of one token keeps with model.attention=eager, beyond what fused kernels do: a
+/// copy of the queries, and of the keys and values of each, in place of those in one piece; probabilities in
+/// fp32, and once more as they meet the values where they are rounded or dropped, with a byte of the mask.
+/// Fused kernels keep an fp32 log-sum-exp a head.
 int64_t eager_bytes(const ModelConfig& model, int64_t seq_len, int64_t element) {
   if (model.attention != AttentionKind::kEager) return 0;
   const int64_t copies = 2 * (query_width(model) - kv_width(model));

@@ -33,8 +33,8 @@ int64_t first_share(int64_t numel, const Sharing& sharing) {
   return (numel + sharing.replicas - 1) / sharing.replicas;
 }
 
-/// What hooks that begin later keep beside the residual, which the first rank writes: how many steps they
-/// have made, and factors that the next step starts from.
+/// The bytes that hooks which begin later keep beside the residual, which the first rank writes: how many
+/// steps they have made, and factors that the next step starts from.
 int64_t of_late_start(const FlatLayout& unit, const Config& config) {
   const CommHook hook = config.parallel.comm_hook;
   if (hook != CommHook::kTopK && hook != CommHook::kPowerSgd) return 0;
